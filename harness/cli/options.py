@@ -4,19 +4,23 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from harness.cli import output
-from harness.errors import ScenarioError
+from harness.errors import RunError, ScenarioError
 
 if TYPE_CHECKING:
+    from harness.rollouts.client.session_server import SessionServerClient
     from harness.server.settings import ServerSettings
     from harness.tokens.chat_tokenizer import ChatTokenizer
+
+_T = TypeVar("_T")
 
 
 def yields_to(*flags: str) -> Callable[..., Any]:
@@ -72,6 +76,19 @@ def find_tokenizer(named: str | Path) -> Path:
     return Path(named).expanduser()
 
 
+@contextmanager
+def empty_folder(out: Path | None, prefix: str) -> Iterator[Path]:
+    """Yield the folder of `--out`, or a temporary one. Raises `RunError` if there is something in it."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix=prefix) if out is None else nullcontext(out) as place:
+        folder = Path(place)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{out} exists and is not empty; choose another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
 def tokenizer_option(text: str) -> Any:
     """Return the option `--tokenizer`, with its help."""
     return option("HARNESS_TOKENIZER", text, "--tokenizer", parser=find_tokenizer, metavar="NAME_OR_DIR")
@@ -85,6 +102,15 @@ ReadsTokens = Annotated[
 Server = Annotated[str, option("HARNESS_SERVER", "A session server, a front or a router.", "--server", metavar="URL")]
 
 AdminToken = Annotated[str | None, option("HARNESS_ADMIN_TOKEN", "That of --server.")]
+
+
+def ask_named(server: str, admin_token: str | None, question: "Callable[[SessionServerClient], Awaitable[_T]]") -> _T:
+    """Return the answer of `--server`. Raises `ScenarioError` for a bad address, `SessionServerError`."""
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
+    from harness.rollouts.client.session_server import ask_server
+
+    return ask_server(SessionServerAddress(server_url(server), admin_token), question)
+
 
 Otlp = Annotated[
     str | None,

@@ -1,13 +1,11 @@
 """`harness replay`: a recorded session, served again to its agent or another one."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import options, output
-from harness.errors import RunError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
 
@@ -36,8 +34,6 @@ def replay(
 
     Examples: `harness replay runs/DIR 3`, `harness replay runs/DIR 3 --agent ./agent.py --out again`
     """
-    from tempfile import TemporaryDirectory
-
     import uvloop
     from msgspec import to_builtins
 
@@ -47,11 +43,8 @@ def replay(
 
     if agent is not None and Path(agent).is_file():  # paths are relative to here, not to the scenario's folder
         agent = str(Path(agent).absolute())
-    with terminated_as_interrupted(), ExitStack() as stack:
-        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(f"{out} exists and is not empty; choose another --out")
-        workdir = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-replay-")))
-        (workdir / AGENT).mkdir(parents=True, exist_ok=True)
+    with terminated_as_interrupted(), options.empty_folder(out, "harness-replay-") as workdir:
+        (workdir / AGENT).mkdir()
         found = uvloop.run(replay_session(run, session, workdir.absolute(), agent=agent, tokenizer=tokenizer))
     said = f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}\n"
     said += printable(found.difference or "it asked for the same")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.cli.operate.top import fact_lines, top
 from harness.errors import RunError, SessionServerError
 from harness.server.telemetry.printable import printable
@@ -42,7 +41,7 @@ def status(*, server: options.Server, admin_token: options.AdminToken = None, as
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
     from msgspec import to_builtins
 
-    description, gate, workers = ask_named(server, admin_token, _read_status)
+    description, gate, workers = options.ask_named(server, admin_token, _read_status)
     listed = None if workers is None else [each._asdict() for each in workers]
     lines = [f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}"]
     lines.append(_describe_gate(gate))
@@ -108,7 +107,7 @@ def resume(
             return None, before
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
-    released, gate = ask_named(server, admin_token, release)
+    released, gate = options.ask_named(server, admin_token, release)
     said = f"released  {printable(released) if released else 'nothing: the gate had no hold'}\n{_describe_gate(gate)}"
     output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
     _exit_by(gate)
@@ -126,7 +125,7 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         return await (gate.pause if verb == "pause" else gate.drain)(deadline_s=_DEADLINE_S)
 
     try:
-        gate = ask_named(server, admin_token, place)
+        gate = options.ask_named(server, admin_token, place)
     except (SessionServerError, KeyboardInterrupt) as error:
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
             output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")

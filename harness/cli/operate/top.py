@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
@@ -49,10 +48,10 @@ def top(
 
     if not as_json and not once and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # the way to leave
-            ask_named(server, admin_token, lambda client: _watch(client, limit))
+            options.ask_named(server, admin_token, lambda client: _watch(client, limit))
         return
 
-    reading = ask_named(server, admin_token, partial(_read_twice, limit=limit))
+    reading = options.ask_named(server, admin_token, partial(_read_twice, limit=limit))
     if as_json:
         output.print_json(_to_json(reading))
     else:

@@ -1,11 +1,9 @@
 """`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,18 +17,14 @@ if TYPE_CHECKING:
     from harness.viewer.fork import Forks, Variation
 
 
-class _Weights(StrEnum):
-    RECORDED = "recorded"
-    CURRENT = "current"
-
-
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
 _At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.")]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
 _Temperature = Annotated[float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.")]
 _SampledBy = Annotated[
-    _Weights, typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones.")
+    Literal["recorded", "current"],
+    typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones."),
 ]
 _Edits = Annotated[
     list[str] | None,
@@ -71,7 +65,7 @@ def fork(
     at: _At,
     count: _Count = 8,
     temperature: _Temperature = None,
-    weights: _SampledBy = _Weights.RECORDED,
+    weights: _SampledBy = "recorded",
     edit: _Edits = None,
     out: _Out = None,
     admin_token: options.AdminToken = None,
@@ -87,7 +81,7 @@ def fork(
     """
     from harness.viewer.fork import Variation
 
-    variation = Variation(temperature, dict(map(_edit, edit or ())), weights is _Weights.CURRENT)
+    variation = Variation(temperature, dict(map(_edit, edit or ())), weights == "current")
     [found] = _fork(run, session, at, count, out, admin_token=admin_token, variation=variation)
     if out is not None:
         _write_samples(found.samples, out)
@@ -140,19 +134,13 @@ def _fork(
     admin_token: str | None,
     variation: "Variation | None" = None,
 ) -> "Sequence[Forks]":
-    from tempfile import TemporaryDirectory
-
     import uvloop
 
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.fork import Variation
     from harness.viewer.fork import fork as fork_session
 
-    with terminated_as_interrupted(), ExitStack() as stack:
-        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(f"{out} exists and is not empty; choose another --out")
-        place = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-fork-")))
-        place.mkdir(parents=True, exist_ok=True)
+    with terminated_as_interrupted(), options.empty_folder(out, "harness-fork-") as place:
         forking = fork_session(
             run,
             session,

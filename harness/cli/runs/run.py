@@ -281,26 +281,21 @@ def execute_run(
     is_resumed: bool = False,
     goes_on: bool = False,
 ) -> "RunReport":
-    """Execute a run, as `SuiteRun` does, with progress and signals. Return its report."""
-    from harness.cli.runs.progress import open_progress
-    from harness.cli.runs.resumable import run_resumably
-    from harness.suite.run.interrupts import Interrupts
+    from harness.cli.runs.progress import run_resumably
     from harness.suite.run.runner import SuiteRun
 
-    async def execute() -> "RunReport":
-        interrupts = Interrupts()
-        with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
-            suite_run = SuiteRun(
-                opened.selection,
-                opened.directory,
-                progress,
-                interrupts,
-                concurrency,
-                admin_token=admin_token,
-                only=only,
-                goes_on=goes_on,
-                otlp_endpoint=otlp,
-            )
-            return await suite_run.execute()
-
-    return run_resumably(execute(), "run", opened.directory.path)
+    return run_resumably(
+        lambda progress, interrupts: SuiteRun(
+            opened.selection,
+            opened.directory,
+            progress,
+            interrupts,
+            concurrency,
+            admin_token=admin_token,
+            only=only,
+            goes_on=goes_on,
+            otlp_endpoint=otlp,
+        ).execute(),
+        ["run", str(opened.directory.path)],
+        is_resumed=is_resumed,
+    )

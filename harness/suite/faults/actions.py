@@ -21,8 +21,7 @@ from harness.rollouts.control.pause import paused_rollout
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
-from harness.suite.faults.restartable import KillableServer
-from harness.suite.faults.seams import Seams
+from harness.suite.faults.seams import KillableServer, Seams
 from harness.suite.scenarios.fault import ON_THE_NETWORK, Action, Fault
 
 _GATE_S = 60.0

@@ -24,8 +24,7 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
-from harness.suite.faults.restartable import KillableLane
-from harness.suite.faults.seams import Seams, open_seams
+from harness.suite.faults.seams import KillableLane, Seams, open_seams
 from harness.suite.run.model_program import make_model
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer

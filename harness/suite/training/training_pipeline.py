@@ -21,8 +21,7 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.scenario_tasks import ScenarioTasks
-from harness.suite.training.workdirs import Workdirs
+from harness.suite.training.scenario_tasks import ScenarioTasks, Workdirs
 from harness.training.collector.groups import (
     CreditRule,
     RolloutIndex,

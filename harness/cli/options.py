@@ -90,7 +90,6 @@ def empty_folder(out: Path | None, prefix: str) -> Iterator[Path]:
 
 
 def tokenizer_option(text: str) -> Any:
-    """Return the option `--tokenizer`, with its help."""
     return option("HARNESS_TOKENIZER", text, "--tokenizer", parser=find_tokenizer, metavar="NAME_OR_DIR")
 
 

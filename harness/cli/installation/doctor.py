@@ -49,7 +49,6 @@ def doctor(kind: _Kind = None, name: _Name = None, *, model: EngineModel = None,
 
 
 def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
-    """Examine the engine server at `url`; `model` is the one that it should serve."""
     import uvloop
 
     from harness.engines.examine.doctor import diagnose

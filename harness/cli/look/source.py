@@ -20,8 +20,6 @@ Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Rea
 
 
 class Source(NamedTuple):
-    """Readers of a run, store or server."""
-
     look: "Callable[[], RunView]"
     look_inside: "Callable[[str], SessionView]"
 

@@ -107,5 +107,4 @@ def draw(reading: "Reading") -> "RenderableType":
 
 
 def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a printable line for each fact."""
     return (f"{name:<9} {printable(words)}" for name, words in facts)

@@ -116,7 +116,6 @@ class RunProgress:
         )
 
     def words(self, now: float) -> str:
-        """Return the status as one line."""
         if not self._running:
             return f"{printable(self._doing)}: {now - self._doing_since:.0f} s"
         states = Counter(printable(each.state) for each in self.live.sessions.values())

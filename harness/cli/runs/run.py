@@ -185,7 +185,6 @@ def run(
 
 
 def end_run(report: "RunReport", *, as_json: bool) -> None:
-    """Print the report and exit with its code."""
     from harness.cli.runs.summary import print_report, report_json
 
     if as_json:

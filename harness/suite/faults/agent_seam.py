@@ -52,7 +52,6 @@ class _Arrival:
         self.scope = {**self.arrived_in, "state": {**self.arrived_in.get("state", {}), CONNECTION: self}}
 
     def leave(self) -> None:
-        """Close the client's side."""
         self._has_left.set()
         # The application notices a lost connection one loop iteration later; a retry may be faster.
         asyncio.get_running_loop().call_soon(self._tell_lost)

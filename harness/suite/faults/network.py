@@ -174,8 +174,6 @@ class FaultProxy:
 
 
 class FaultyNetwork:
-    """Proxies in front of an engine's servers."""
-
     def __init__(self, proxies: Sequence[FaultProxy]) -> None:
         self._proxies = proxies
 
@@ -193,7 +191,6 @@ class FaultyNetwork:
         await asyncio.gather(*(proxy.kill() for proxy in self._proxies[:first]))
 
     async def revive(self, first: int | None = None) -> None:
-        """Undo `kill`."""
         await asyncio.gather(*(proxy.revive() for proxy in self._proxies[:first]))
 
 

@@ -32,21 +32,16 @@ class Overrides(Strict):
     template: str | None = None
     """Bundled name or absolute path of a chat template."""
     agent: str | None = None
-    """Agent in place of the scenario's."""
     seed: int | None = None
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
     filter: list[str] | None = None
     """Conditions on rows, besides those of the scenario."""
     limit: int | None = None
-    """Rows to keep."""
     shuffle: int | None = None
-    """Seed of the rows' order."""
     epochs: int | None = None
-    """Passes over the rows."""
 
     def over(self, other: Self) -> Self:
-        """Complete these overrides from `other`."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -146,7 +141,6 @@ class SuiteSelection:
 
 
 def select(suite: str, overrides: Overrides, *, trains: bool = False) -> SuiteSelection:
-    """Find and override scenarios. Raises `ScenarioError`."""
     return SuiteSelection.of(suite, find_scenarios(suite), overrides, trains=trains)
 
 

@@ -127,12 +127,10 @@ class RunDirectory:
             yield
 
     def write_text(self, path: Path, text: str) -> None:
-        """Replace a file atomically."""
         with disk_failures(path), _replacing(path) as scratch:
             scratch.write_text(text, encoding="utf-8")
 
     def write_json(self, path: Path, value: Json) -> None:
-        """Replace a file atomically."""
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_samples(self, samples: Iterable[Sample]) -> bool:

@@ -37,7 +37,6 @@ class ScenarioReport:
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
     replayed: int = 0
-    """Sessions replayed on request."""
 
     @classmethod
     def of(
@@ -107,7 +106,6 @@ class ScenarioReport:
 
     @property
     def pass_at(self) -> dict[int, float]:
-        """Estimates of pass@k, by k."""
         return pass_at(self.prompts)
 
     @property

@@ -52,9 +52,7 @@ class EngineChoice(NamedTuple):
     forces_tokens: bool = False
     """True if sessions bring a script."""
     template: Path | None = None
-    """Chat template that replaces the model's."""
     model_program: Path | None = None
-    """Program that makes the model, instead of `model`."""
     model_seed: int = 0
     teachers: tuple[TeacherSpec, ...] = ()
 

@@ -113,7 +113,6 @@ class HarborTask:
 
     @property
     def dockerfile(self) -> Path | None:
-        """Recipe of the image, if any."""
         path = self.directory / "environment" / DOCKERFILE
         return path if path.is_file() else None
 
@@ -192,7 +191,6 @@ class TaskRows:
         return [path for folder in self._folders for path in sorted(folder.rglob("*")) if path.is_file()]
 
     def find(self, name: str) -> HarborTask:
-        """Load a task by name. Raises `ScenarioError`."""
         return HarborTask.load(next(folder for folder in self._folders if folder.name == name))
 
     def load(self, number: int) -> HarborTask:

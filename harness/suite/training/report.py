@@ -29,7 +29,6 @@ class TrainReport:
     """Figures of committed steps, in order."""
     ledger: Ledger
     seconds: float
-    """Duration of this process."""
 
     @property
     def is_complete(self) -> bool:

@@ -84,9 +84,7 @@ class TrainRun:
     metrics_port: int | None = None
     """Port for Prometheus; 0 is any free port."""
     otlp_endpoint: str | None = None
-    """Collector for spans, if any."""
     stores: Sequence[StepStore] = ()
-    """Stores of metrics that get the figures of each step."""
     around_learner: Callable[[Learner], Learner] | None = None
 
     async def execute(self) -> TrainReport:

@@ -85,7 +85,6 @@ class KeptRollouts:
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
-    """Return the rules for collecting groups."""
     return StepRules(
         StepBudget(train.budget, scenario.samples_per_prompt),
         concurrency=train.decode_micro_batch or scenario.concurrency,

@@ -26,7 +26,7 @@ _Name = Annotated[
     str | None, typer.Argument(metavar="[TARGET]", help="Address of the engine server, or name of the agent.")
 ]
 EngineModel = Annotated[
-    str | None, typer.Option("--model", help="Weights or tokenizer that it should serve: name, folder or hub id.")
+    str | None, typer.Option(help="Weights or tokenizer that it should serve: name, folder or hub id.")
 ]
 
 

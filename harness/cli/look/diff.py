@@ -18,7 +18,7 @@ _What = Annotated[
         help="Two run directories or stores; each with a session of it, for two sessions.",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a page with both side by side.")]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both side by side.")]
 
 
 def diff(

@@ -15,7 +15,6 @@ _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or
 _Out = Annotated[
     Path,
     typer.Option(
-        "--out",
         metavar="PATH",
         help="A file, whose ending says what it is: .html, .md, .xml or .junit; with --format a new folder.",
     ),

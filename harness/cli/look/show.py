@@ -12,7 +12,7 @@ from harness.errors import RunError
 _Session = Annotated[
     str | None, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id; all without.")
 ]
-_Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.")]
+_Turn = Annotated[int | None, typer.Option(min=0, help="This turn alone.")]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
 
 

@@ -31,9 +31,9 @@ _DEADLINE_S = 30.0
 _TTL_S = 600.0
 """Long enough to work with, short enough if the operator forgets it."""
 
-_Ttl = Annotated[float, typer.Option("--ttl", min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
-_Renewed = Annotated[str | None, typer.Option("--holder", help="Renew the hold of that name, or place it.")]
-_Released = Annotated[str | None, typer.Option("--holder", help="Name of the hold, any account's.")]
+_Ttl = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
+_Renewed = Annotated[str | None, typer.Option(help="Renew the hold of that name, or place it.")]
+_Released = Annotated[str | None, typer.Option(help="Name of the hold, any account's.")]
 
 
 @app.command("status")

@@ -28,7 +28,7 @@ _DEADLINE_S = 30.0
 _ID_SHOWN = 12  # as much as `sessions show` and `sessions delete` take for an id
 _PLAIN_WIDTH = 120
 
-_Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Sessions to show, the busiest first.")]
+_Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Sessions to show, the busiest first.")]
 _Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where standard output is no terminal.")]
 
 

@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from harness.samples.rollout import Rollout
     from harness.types import Json
 
-_Server = Annotated[
-    str, options.option("HARNESS_SERVER", "A session server that runs already.", "--server", metavar="URL")
-]
+_Server = Annotated[str, options.option("HARNESS_SERVER", "A session server that runs already.", metavar="URL")]
 _Agent = Annotated[
-    str | None,
-    typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
+    str | None, typer.Option(help="Its programs, variables and files are there, too; see `harness agent list`.")
 ]
 _URL = "http://127.0.0.1:8000"
 _PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
@@ -53,19 +50,14 @@ def execute(
         Path | None, typer.Option(help="Where the command works.  [default: runs/exec-<time>, where its log stays]")
     ] = None,
     selection: Annotated[
-        str | None,
-        typer.Option(
-            help="Which branches become samples: `all`, `one`, or a function that the server was started with."
-        ),
+        str | None, typer.Option(help="Branches that become samples: `all`, `one`, or a function of the server.")
     ] = None,
     matching: Annotated[
         list[str] | None, typer.Option(help="Differences that do not count in the history sent back; may be repeated.")
     ] = None,
     session: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Another setting of the session, its value in JSON or a word; may be repeated."
-        ),
+        typer.Option(metavar="KEY=VALUE", help="Another setting of the session, in JSON or a word; may be repeated."),
     ] = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Connect the command with this terminal.")

@@ -19,22 +19,21 @@ if TYPE_CHECKING:
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
-_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.")]
+_At = Annotated[int, typer.Option(min=0, metavar="TURN", help="The turn to sample anew.")]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
-_Temperature = Annotated[float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.")]
+_Temperature = Annotated[float | None, typer.Option(min=0, help="Of all turns that are sampled.")]
 _SampledBy = Annotated[
     Literal["recorded", "current"],
-    typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones."),
+    typer.Option(help="Require the recorded weights, or take the engine's current ones."),
 ]
 _Edits = Annotated[
     list[str] | None,
     typer.Option(
-        "--edit",
         metavar="MESSAGE=TEXT",
         help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]")]
+_Out = Annotated[Path | None, typer.Option(help="A folder for sessions and logs.  [default: none is kept]")]
 
 
 def resume(

@@ -22,12 +22,11 @@ _Suite = Annotated[
     ),
 ]
 _Harbor = Annotated[
-    str | None, typer.Option("--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.")
+    str | None, typer.Option(metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.")
 ]
 _Agent = Annotated[
     str | None,
     typer.Option(
-        "--agent",
         metavar="NAME",
         help="Agent in place of the scenario's: bundled, script, profile or command;"
         " for Harbor tasks also `oracle`, `nop`.",
@@ -40,7 +39,6 @@ _Engine = Annotated[
         "HARNESS_ENGINE",
         "`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
-        "--engine",
         callback=options.yields_to("server", "worker"),
     ),
 ]
@@ -49,7 +47,6 @@ _Server = Annotated[
     options.option(
         "HARNESS_SERVER",
         "Running session server or router, instead of an engine.",
-        "--server",
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
     ),
@@ -57,7 +54,6 @@ _Server = Annotated[
 _Workers = Annotated[
     list[str] | None,
     typer.Option(
-        "--worker",
         metavar="NAME=URL",
         help="`sglang=URL`, `vllm=URL`: an engine server that runs already, behind a router of the run,"
         " in the place of the scenario's engine or of its lanes of that kind; may be repeated.",
@@ -65,11 +61,9 @@ _Workers = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    options.option(
-        "HARNESS_MODEL", "Catalogue name, folder or hub id.", "--model", callback=options.yields_to("server")
-    ),
+    options.option("HARNESS_MODEL", "Catalogue name, folder or hub id.", callback=options.yields_to("server")),
 ]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED")]
+_Seed = Annotated[int | None, typer.Option(min=0, envvar="HARNESS_SEED")]
 _Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,17 +80,16 @@ _Filter = Annotated[
         help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
     ),
 ]
-_Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.")]
-_Shuffle = Annotated[int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.")]
-_Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.")]
-_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]", "--out")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each scenario, so many.")]
+_Shuffle = Annotated[int | None, typer.Option(min=0, metavar="SEED", help="Prompts in random order.")]
+_Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the prompts.")]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]")]
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
 ]
 _Only = Annotated[
     str | None,
     typer.Option(
-        "--only",
         metavar="failed[:CAUSE,...]",
         help="With --resume: play the rollouts again that failed, of any cause or of those named, and no other.",
     ),

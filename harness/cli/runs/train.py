@@ -19,13 +19,9 @@ _Scenario = Annotated[
         help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
     ),
 ]
-_Steps = Annotated[
-    int, typer.Option("--steps", min=1, help="Updates of the weights in all, those of a resumed run included.")
-]
-_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", "--seed", min=0)]
-_Out = Annotated[
-    Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]", "--out")
-]
+_Steps = Annotated[int, typer.Option(min=1, help="Updates of the weights in all, those of a resumed run included.")]
+_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", min=0)]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]")]
 _Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
 
 _MetricsPort = Annotated[
@@ -40,11 +36,7 @@ _MetricsPort = Annotated[
 
 _Report = Annotated[
     list[StepStore] | None,
-    options.option(
-        "HARNESS_REPORT",
-        "Report each step to this store, which takes the extra of its name; may be repeated.",
-        "--report",
-    ),
+    options.option("HARNESS_REPORT", "Report each step to this store (extra of its name); may be repeated."),
 ]
 
 _SILENCE_S = 10.0

@@ -1,7 +1,7 @@
 """Content of `scenario.toml` as strict models. Each prompt is a group of `samples_per_prompt` sessions."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -357,57 +357,46 @@ class Scenario(Strict):
     checks: Checks = Field(default_factory=Checks)
 
     @model_validator(mode="after")
-    def _has_one_engine(self) -> Self:
-        if self.services is not None:
-            # A default name counts as not given.
-            if self.engine.name != EngineSpec().name:
-                raise ValueError("engine.name or services, and not both")
-            if self.engine.script is not None and not self.engine.force_script:
-                raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
+    def _is_possible(self) -> Self:
+        if expected := next(self._find_missing(), None):
+            raise ValueError(expected)
+        return self
+
+    def _find_missing(self) -> Iterator[str]:
+        """Yield what tables that do not fit together lack or have too much."""
+        # A default name counts as not given.
+        if self.services is not None and self.engine.name != EngineSpec().name:
+            yield "engine.name or services, and not both"
+        if self.services is not None and self.engine.script is not None and not self.engine.force_script:
+            yield "no engine.script beside services without engine.force_script: lanes have weights"
         if self.engine.force_script and self.engine.script is None:
-            raise ValueError("engine.script beside engine.force_script")
-        return self
-
-    @model_validator(mode="after")
-    def _has_teachers(self) -> Self:
-        missing = set() if self.train is None else self.train.teachers.keys() - self.teachers.keys()
-        off = {name for name, table in self.teachers.items() if table.when == "off"}
-        if missing or (self.train is not None and off.intersection(self.train.teachers)):
-            raise ValueError("a table teachers.NAME that is not off for each name in train.teachers")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_box(self) -> Self:
+            yield "engine.script beside engine.force_script"
+        taught = () if self.train is None else self.train.teachers.keys()
+        if not {name for name, table in self.teachers.items() if table.when != "off"}.issuperset(taught):
+            yield "a table teachers.NAME that is not off for each name in train.teachers"
         box = self.agent.sandbox
         if self.harbor is None and box.kind in CONTAINERS and box.image is None:
-            raise ValueError(f"agent.sandbox.image beside {box.kind}")
+            yield f"agent.sandbox.image beside {box.kind}"
         if self.harbor is not None and (box.kind == NONE or self.train is not None):
-            raise ValueError("agent.sandbox.kind beside harbor, and no train")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_trained_on(self) -> Self:
-        if self.train is None:
-            return self
-        if self.train.budget % self.samples_per_prompt:
-            raise ValueError(
-                f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
-                f" not {self.train.budget}"
-            )
-        if self.train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
-            raise ValueError(f"samples_per_prompt of at least 2 beside train.advantage = {self.train.advantage!r}")
-        for table in ("weights", "faults", "audit"):
-            if getattr(self, table):
-                raise ValueError(f"no {table} beside train, which changes the weights itself")
-        return self
-
-    @model_validator(mode="after")
-    def _signals_processes_only(self) -> Self:
+            yield "agent.sandbox.kind beside harbor, and no train"
+        if self.train is not None:
+            yield from self._find_missing_to_train(self.train)
         # Signals go to the agent's process group.
         signals = sorted({fault.action for fault in self.faults} & SIGNALS)
         if signals and self.agent.function is not None:
-            raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")
-        return self
+            yield f"no {' and no '.join(signals)} beside agent.function, which has no process of its own"
+
+    def _find_missing_to_train(self, train: TrainSpec) -> Iterator[str]:
+        if train.budget % self.samples_per_prompt:
+            yield (
+                f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
+                f" not {train.budget}"
+            )
+        if train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
+            yield f"samples_per_prompt of at least 2 beside train.advantage = {train.advantage!r}"
+        for table in ("weights", "faults", "audit"):
+            if getattr(self, table):
+                yield f"no {table} beside train, which changes the weights itself"
 
     def session(self, seed: int) -> Json:
         """Return the body of `POST /sessions`, without metadata."""

@@ -33,7 +33,6 @@ def replay(
     Examples: `harness replay runs/DIR 3`, `harness replay runs/DIR 3 --agent ./agent.py --out again`
     """
     import uvloop
-    from msgspec import to_builtins
 
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.replay import AGENT
@@ -46,5 +45,5 @@ def replay(
         found = uvloop.run(replay_session(run, session, workdir.absolute(), agent=agent, tokenizer=tokenizer))
     said = f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}\n"
     said += printable(found.difference or "it asked for the same")
-    output.print_result(to_builtins(found, enc_hook=str), said, as_json=as_json)
+    output.print_result(found, said, as_json=as_json)
     return ExitCode.PASSED if found.difference is None else ExitCode.CHECKS_FAILED

@@ -39,8 +39,6 @@ _Released = Annotated[str | None, typer.Option(help="Name of the hold, any accou
 @app.command("status")
 def status(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
-    from msgspec import to_builtins
-
     description, gate, workers = options.ask_named(server, admin_token, _read_status)
     listed = None if workers is None else [each._asdict() for each in workers]
     lines = [f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}"]
@@ -48,7 +46,7 @@ def status(*, server: options.Server, admin_token: options.AdminToken = None, as
     for worker in workers or ():
         serves = "serves" if worker.is_serving else "serves no session"
         lines.append(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
-    document = {"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed}
+    document = {"server": description, "gate": gate, "workers": listed}
     output.print_result(document, "\n".join(lines), as_json=as_json)
     _exit_by(gate)
 
@@ -98,7 +96,6 @@ def resume(
     A hold that paused engines is released by name only, and the server then continues them: let a weight update finish
     first.
     """
-    from msgspec import to_builtins
 
     async def release(client: "SessionServerClient") -> "tuple[str | None, GateReport]":
         before = await client.gate().report(deadline_s=_DEADLINE_S)
@@ -109,13 +106,11 @@ def resume(
 
     released, gate = options.ask_named(server, admin_token, release)
     said = f"released  {printable(released) if released else 'nothing: the gate had no hold'}\n{_describe_gate(gate)}"
-    output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
+    output.print_result({"holder": released, "gate": gate}, said, as_json=as_json)
     _exit_by(gate)
 
 
 def _place(verb: str, server: str, admin_token: str | None, holder: str | None, ttl_s: float, *, as_json: bool) -> None:
-    from msgspec import to_builtins
-
     from harness.rollouts.client.gate import new_holder
 
     name = holder or new_holder(_account())
@@ -132,7 +127,7 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         raise
     drained = f"drained   sessions ended for good: {gate.sessions_closed}\n" if verb == "drain" else ""
     said = f"holder    {printable(name)}\n{drained}{_describe_gate(gate)}"
-    output.print_result({"holder": name, "gate": to_builtins(gate)}, said, as_json=as_json)
+    output.print_result({"holder": name, "gate": gate}, said, as_json=as_json)
     _exit_by(gate)
 
 

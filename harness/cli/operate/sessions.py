@@ -24,12 +24,10 @@ app = typer.Typer(no_args_is_help=True, help="List, show and delete sessions of 
 @app.command("list")
 def list_(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """List the sessions on the server."""
-    from msgspec import to_builtins
-
     found = options.ask_named(server, admin_token, lambda client: client.sessions())
     lines = [f"{'session':32}  {'phase':8}  turns  in flight"]
     lines += [f"{each.session_id}  {each.phase:8}  {each.turns:5}  {each.turns_in_flight:9}" for each in found]
-    output.print_result({"sessions": to_builtins(found)}, "\n".join(lines), as_json=as_json)
+    output.print_result({"sessions": found}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("show")

@@ -141,6 +141,7 @@ class SuiteSelection:
 
 
 def select(suite: str, overrides: Overrides, *, trains: bool = False) -> SuiteSelection:
+    """Find and override scenarios. Raises `ScenarioError`."""
     return SuiteSelection.of(suite, find_scenarios(suite), overrides, trains=trains)
 
 

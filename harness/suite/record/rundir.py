@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures
+from harness.machine.disk import disk_failures, sync
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -191,8 +191,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         # Sync before the rename, or a crash could leave an empty file under the final name.
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

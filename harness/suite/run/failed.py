@@ -39,6 +39,7 @@ class FailedOnly:
         return self.choose(records)
 
     def choose(self, records: Mapping[int, RolloutRecord]) -> frozenset[int]:
+        """Return their numbers among `records`. Raises `RunError` for an unknown cause."""
         failed = {number: causes for number, record in records.items() if (causes := _causes_of(record))}
         unknown = self.causes.difference(_FAILING, Cause)
         if unknown:

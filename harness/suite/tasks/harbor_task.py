@@ -191,6 +191,7 @@ class TaskRows:
         return [path for folder in self._folders for path in sorted(folder.rglob("*")) if path.is_file()]
 
     def find(self, name: str) -> HarborTask:
+        """Load a task by name. Raises `ScenarioError`."""
         return HarborTask.load(next(folder for folder in self._folders if folder.name == name))
 
     def load(self, number: int) -> HarborTask:

@@ -1,7 +1,7 @@
 """`harness run`: a suite, with two stages of Ctrl+C and a command to resume."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -130,28 +130,30 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.suite.record.config import select
+    from harness.suite.record.config import Overrides, select
     from harness.suite.run.open_run import begin_run, resume_run
+    from harness.suite.scenarios.validation import validate
 
     suite = suite if harbor is None else harbor
     if suite is None:
         raise ScenarioError(
             "expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some"
         )
-    overrides = _read_overrides(
-        server=server,
-        engine=engine,
-        workers=worker or None,
-        model=model,
-        template=template,
-        agent=agent,
-        seed=seed,
-        settings=set_keys or None,
-        filter=filters or None,
-        limit=limit,
-        shuffle=shuffle,
-        epochs=epochs,
-    )
+    given = {
+        "server": server,
+        "engine": engine,
+        "workers": worker or None,
+        "model": model,
+        "template": template,
+        "agent": agent,
+        "seed": seed,
+        "settings": set_keys or None,
+        "filter": filters or None,
+        "limit": limit,
+        "shuffle": shuffle,
+        "epochs": epochs,
+    }
+    overrides = _settle(validate(Overrides, given, source="options"))
     failed = _read_only(only, resume=resume)
     otlp = options.require_collector(otlp)
     _refuse_collector(otlp, overrides)
@@ -187,44 +189,24 @@ def end_run(report: "RunReport", *, as_json: bool) -> None:
     raise typer.Exit(report.exit_code)
 
 
-def _read_overrides(
-    *,
-    server: str | None,
-    engine: str | None,
-    workers: list[str] | None,
-    model: str | None,
-    template: str | None,
-    filter: list[str] | None,  # noqa: A002  # as the field
-    **others: Any,
-) -> "Overrides":
-    """Check the options against each other, and return them. Raises `ScenarioError`."""
-    from harness.engines.connect import EngineName
+def _settle(given: "Overrides") -> "Overrides":
+    """Check the options against each other, and complete addresses and paths. Raises `ScenarioError`."""
     from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.rollouts.client.connections import server_url
-    from harness.suite.data.filters import Filter
-    from harness.suite.record.config import Overrides
-    from harness.suite.scenarios.scenario import require_running_servers
 
-    if engine is not None:
-        EngineName.parse(engine)
-    for each in filter or ():
-        Filter.parse(each)
-    for each in workers or ():
-        require_running_servers(each)
-    if workers and engine is not None:
+    if given.workers and given.engine is not None:
         raise ScenarioError("expected --engine or --worker, got both: workers take the place of the engine")
-    if server is not None:
-        server = server_url(server)
-        if engine is not None or workers or model is not None or template is not None:
+    changes: dict[str, str] = {}
+    if given.server is not None:
+        changes["server"] = server_url(given.server)
+        if given.engine is not None or given.workers or given.model is not None or given.template is not None:
             raise ScenarioError(
                 "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
                 " engine, its model and its template"
             )
-    if template is not None and template not in TEMPLATES:
-        template = str(find_template(template).resolve())
-    return Overrides(
-        server=server, engine=engine, workers=workers, model=model, template=template, filter=filter, **others
-    )
+    if given.template is not None and given.template not in TEMPLATES:
+        changes["template"] = str(find_template(given.template).resolve())
+    return given.model_copy(update=changes)
 
 
 def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":

@@ -12,7 +12,14 @@ from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import SCENARIO_FILE, ScenarioFolder, check_files, find_scenarios, load_scenario
-from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
+from harness.suite.scenarios.scenario import (
+    EngineSpec,
+    KnownEngine,
+    KnownFilter,
+    RunningServers,
+    Scenario,
+    ServicesSpec,
+)
 from harness.suite.scenarios.validation import Strict, validate
 from harness.suite.tasks.harbor_task import PLAYED
 
@@ -35,7 +42,7 @@ class Overrides(Strict):
     seed: int | None = None
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
-    filter: list[str] | None = None
+    filter: list[KnownFilter] | None = None
     """Conditions on rows, besides those of the scenario."""
     limit: int | None = None
     shuffle: int | None = None

@@ -56,6 +56,9 @@ RunningServers = Annotated[str, _checked_by(require_running_servers)]
 """`sglang=URL[,URL]` or `vllm=URL[,URL]`."""
 
 
+KnownFilter = Annotated[str, _checked_by(Filter.parse)]
+
+
 class AgentSpec(Strict):
     """Program or function that plays the scenario."""
 
@@ -230,7 +233,7 @@ class DataSpec(Strict):
     """Columns for agent, game and check."""
     check_metadata: list[str] = Field(default_factory=list)
     """Columns for the check alone."""
-    filter: list[Annotated[str, _checked_by(Filter.parse)]] = Field(default_factory=list)
+    filter: list[KnownFilter] = Field(default_factory=list)
     """Conditions such as `level<3`, all of which must hold."""
     shuffle: int | None = Field(default=None, ge=0)
     """Seed of a random order, another one in each epoch."""

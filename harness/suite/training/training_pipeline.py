@@ -70,16 +70,12 @@ class KeptRollouts:
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
-
-        def find() -> ScoredRollout | None:
-            kept = self.table.recall(index)
-            if kept is None:
-                self.workdirs.clear(index)
-            return kept
-
         self._sought.add(index)
         try:
-            return await asyncio.to_thread(find)
+            kept = await asyncio.to_thread(self.table.recall, index)
+            if kept is None:
+                await asyncio.to_thread(self.workdirs.clear, index)
+            return kept
         finally:
             self._sought.remove(index)
 

@@ -10,7 +10,6 @@ import typer
 from harness.cli import options, output
 from harness.errors import RunError
 from harness.server.telemetry.printable import printable
-from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.types import Sample
@@ -69,7 +68,7 @@ def fork(
     out: _Out = None,
     admin_token: options.AdminToken = None,
     as_json: options.Json = False,
-) -> int:
+) -> None:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
 
     The mean is the value of the state before that turn. Nothing is written to the run; `--out` also gets the forks'
@@ -89,7 +88,8 @@ def fork(
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
         left = "" if each.difference is None else f"; does not count, it left the record at {each.difference}"
         lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained{left}")
-    return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
+    lines.append(f"value {_value(found)}")
+    output.print_result(_document(found), printable("\n".join(lines)), as_json=as_json)
 
 
 def values(
@@ -100,7 +100,7 @@ def values(
     out: _Out = None,
     admin_token: options.AdminToken = None,
     as_json: options.Json = False,
-) -> int:
+) -> None:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
     A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
@@ -112,8 +112,8 @@ def values(
     found = _fork(run, session, None, count, out, admin_token=admin_token)
     if out is not None:
         _write_samples(valued_samples(run, found), out)
-    lines = [f"turn {each.turn}: {_value(each)}" for each in found]
-    return _print(lines, {"turns": [_document(each) for each in found]}, as_json=as_json)
+    lines = "\n".join(f"turn {each.turn}: {_value(each)}" for each in found)
+    output.print_result({"turns": [_document(each) for each in found]}, printable(lines), as_json=as_json)
 
 
 def _edit(text: str) -> tuple[int, str]:
@@ -176,8 +176,3 @@ def _document(found: "Forks") -> dict[str, object]:
         "forks": forks,
         "value": found.value and found.value._asdict(),
     }
-
-
-def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:
-    output.print_result(document, printable("\n".join(lines)), as_json=as_json)
-    return ExitCode.PASSED

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.suite.scenarios.folder import ScenarioFolder
     from harness.types import Json, Message
 
-_Out = Annotated[Path, options.option("HARNESS_OUT", "A folder for what it leaves behind.", "--out")]
+_Out = Annotated[Path, options.option("HARNESS_OUT", "A folder for what it leaves behind.")]
 
 _TOKEN_DELAY_S = 0.02
 """Delay of the engine: a turn takes a third of a second, long enough to abort."""

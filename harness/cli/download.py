@@ -18,42 +18,30 @@ _WORDS = {
 }
 
 
-class _Bar:
-    def __init__(self, bars: Progress, name: str) -> None:
-        self._bars = bars
-        self._name = name
-        self._tasks: dict[FetchPhase, TaskID] = {}
-
-    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
-        if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(f"{_WORDS[phase]} {self._name}", total=None)
-        self._bars.update(self._tasks[phase], completed=done, total=total or None)
-
-
-class _PhaseLines:
-    """A line per phase, except for verifying cached files."""
-
-    def __init__(self, console: Console, name: str) -> None:
-        self._console = console
-        self._name = name
-        self._seen = {FetchPhase.VERIFY}
-
-    def __call__(self, phase: FetchPhase, done: int, total: int) -> None:
-        if phase not in self._seen:
-            self._seen.add(phase)
-            self._console.print(f"{_WORDS[phase]} {self._name}")
-
-
 @contextmanager
 def open_download_progress(name: str) -> Iterator[FetchProgress]:
     """Yield a progress for `get_model`, drawn on standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        yield _PhaseLines(console, name)
-        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    tasks: dict[FetchPhase, TaskID] = {}
+    said = {FetchPhase.VERIFY}  # not worth a line where there is no bar
+
+    def draw(phase: FetchPhase, done: int, total: int) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(f"{_WORDS[phase]} {name}", total=None)
+        bars.update(tasks[phase], completed=done, total=total or None)
+
+    def tell(phase: FetchPhase, done: int, total: int) -> None:
+        del done, total
+        if phase not in said:
+            said.add(phase)
+            console.print(f"{_WORDS[phase]} {name}")
+
+    if not console.is_terminal:
+        yield tell
+        return
     with Progress(*columns, console=console, transient=True) as bars:
-        yield _Bar(bars, name)
+        yield draw
 
 
 def fetch(model: str) -> Path:

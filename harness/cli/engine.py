@@ -20,7 +20,7 @@ _Arguments = Annotated[
 ]
 _Model = Annotated[str, options.option("HARNESS_MODEL", "Catalogue name, folder or hub id.")]
 _Port = Annotated[int | None, typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]")]
-_Env = Annotated[list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="For the server; may be repeated.")]
+_Env = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the server; may be repeated.")]
 _Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed when there is one lane.")]
 
 

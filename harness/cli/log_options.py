@@ -48,7 +48,6 @@ def choose_level(usual: Level, *, verbose: int, quiet: bool, log_level: Level | 
 
 
 def add_log_options(app: typer.Typer) -> None:
-    """Add the log options to every command of `app` and its groups."""
     for command in app.registered_commands:
         assert command.callback is not None
         command.callback = _takes_log_options(command.callback, "info" if command.name in _SERVERS else "error")

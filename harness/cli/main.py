@@ -10,13 +10,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from harness._version import __version__
 from harness.cli import agent, demo, engine, init, model, output, scenario, verify
-from harness.cli.installation import completion, doctor
+from harness.cli.installation import doctor
 from harness.cli.log_options import add_log_options
 from harness.cli.look import audit, diff, replay, report, show, view
 from harness.cli.operate import ctl, sandboxes, sessions
@@ -26,16 +26,31 @@ from harness.cli.servers import router, serve
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
 
+_COMPLETE = "_HARNESS_COMPLETE"
+"""Variable that makes typer answer a shell's completion script, which calls `harness` and so fits later versions."""
+
+
+def _completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument()]) -> None:
+    """Print the completion script of a shell, for its startup file.
+
+    Examples: `eval "$(harness completion bash)"`, `eval "$(harness completion zsh)"`, `harness completion fish |
+    source`
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # which it has always had
+
+    output.print_text(get_completion_script(prog_name="harness", complete_var=_COMPLETE, shell=shell))
+
+
 app = typer.Typer(
     name="harness",
     help="Run real agents against a model and keep every token they saw and sampled.",
     no_args_is_help=True,
-    add_completion=completion.VARIABLE in os.environ,
+    add_completion=_COMPLETE in os.environ,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
-    "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": completion.completion},
+    "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": _completion},
     "Run": {"run": run.run, "resume": fork.resume, "train": train.train, "exec": exec_.execute, "env": exec_.env},
     "Look": {
         "show": show.show,

@@ -4,19 +4,23 @@ import functools
 import inspect
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
 from harness.cli import output
-from harness.errors import ScenarioError
+from harness.errors import RunError, ScenarioError
 
 if TYPE_CHECKING:
+    from harness.rollouts.client.session_server import SessionServerClient
     from harness.server.settings import ServerSettings
     from harness.tokens.chat_tokenizer import ChatTokenizer
+
+_T = TypeVar("_T")
 
 
 def yields_to(*flags: str) -> Callable[..., Any]:
@@ -44,8 +48,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, a
 Renderer = Annotated[
     str,
     option(
-        "HARNESS_RENDERER",
-        "Renderer of conversations: `none` (the chat template), NAME of the renderers package, or `auto`.",
+        "HARNESS_RENDERER", "Renderer of conversations: `none` (chat template), NAME of package renderers, or `auto`."
     ),
 ]
 
@@ -55,7 +58,6 @@ Template = Annotated[
         "HARNESS_TEMPLATE",
         "Chat template in place of the folder's: a file, or ours:"
         " `deepseek_v3`, `gpt_oss`, `mistral_nemo`, `phi4`, `chatml_hermes`.",
-        "--template",
         callback=yields_to("server"),
     ),
 ]
@@ -72,9 +74,21 @@ def find_tokenizer(named: str | Path) -> Path:
     return Path(named).expanduser()
 
 
+@contextmanager
+def empty_folder(out: Path | None, prefix: str) -> Iterator[Path]:
+    """Yield the folder of `--out`, or a temporary one. Raises `RunError` if there is something in it."""
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory(prefix=prefix) if out is None else nullcontext(out) as place:
+        folder = Path(place)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise RunError(f"{out} exists and is not empty; choose another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
 def tokenizer_option(text: str) -> Any:
-    """Return the option `--tokenizer`, with its help."""
-    return option("HARNESS_TOKENIZER", text, "--tokenizer", parser=find_tokenizer, metavar="NAME_OR_DIR")
+    return option("HARNESS_TOKENIZER", text, parser=find_tokenizer, metavar="NAME_OR_DIR")
 
 
 ReadsTokens = Annotated[
@@ -82,16 +96,24 @@ ReadsTokens = Annotated[
     tokenizer_option("Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]"),
 ]
 
-Server = Annotated[str, option("HARNESS_SERVER", "A session server, a front or a router.", "--server", metavar="URL")]
+Server = Annotated[str, option("HARNESS_SERVER", "A session server, a front or a router.", metavar="URL")]
 
 AdminToken = Annotated[str | None, option("HARNESS_ADMIN_TOKEN", "That of --server.")]
+
+
+def ask_named(server: str, admin_token: str | None, question: "Callable[[SessionServerClient], Awaitable[_T]]") -> _T:
+    """Return the answer of `--server`. Raises `ScenarioError` for a bad address, `SessionServerError`."""
+    from harness.rollouts.client.connections import SessionServerAddress, server_url
+    from harness.rollouts.client.session_server import ask_server
+
+    return ask_server(SessionServerAddress(server_url(server), admin_token), question)
+
 
 Otlp = Annotated[
     str | None,
     option(
         "HARNESS_OTLP_ENDPOINT",
         "OpenTelemetry collector that gets spans over HTTP, such as http://127.0.0.1:4318.",
-        "--otlp",
         callback=yields_to("server"),
         metavar="URL",
     ),
@@ -116,9 +138,7 @@ class ServerOptions:
 
     tokenizer: Annotated[
         Path | None,
-        tokenizer_option(
-            "Tokenizer and chat template: a folder, or a model of the catalogue.  [default: that of --model]"
-        ),
+        tokenizer_option("Tokenizer and chat template: folder, or model of the catalogue.  [default: that of --model]"),
     ] = None
     renderer: Renderer = "auto"
     template: Template = None
@@ -167,17 +187,11 @@ class ServerOptions:
     ] = False
     open_paths: Annotated[
         bool,
-        option(
-            "HARNESS_OPEN_PATHS", "Accept model calls by base_url alone, for agents that send no key.", "--open-paths"
-        ),
+        option("HARNESS_OPEN_PATHS", "Accept model calls by base_url alone, for agents without a key.", "--open-paths"),
     ] = False
     matching: Annotated[
         list[str] | None,
-        option(
-            "HARNESS_MATCHING",
-            "Let sessions match histories with this function; may be repeated.",
-            metavar="MODULE:FUNCTION",
-        ),
+        option("HARNESS_MATCHING", "Function that may match histories; may be repeated.", metavar="MODULE:FUNCTION"),
     ] = None
     teacher: Annotated[
         list[str] | None,
@@ -191,43 +205,27 @@ class ServerOptions:
     ] = None
     selection: Annotated[
         list[str] | None,
-        option(
-            "HARNESS_SELECTION",
-            "Let sessions choose their samples with this function; may be repeated.",
-            metavar="MODULE:FUNCTION",
-        ),
+        option("HARNESS_SELECTION", "Function that may choose samples; may be repeated.", metavar="MODULE:FUNCTION"),
     ] = None
     noise: Annotated[
         list[str] | None,
         option(
-            "HARNESS_NOISE",
-            "Text to remove from the start of conversations; '' for none; may be repeated.",
-            metavar="REGEX",
+            "HARNESS_NOISE", "Text to cut from conversations' start; '' for none; may be repeated.", metavar="REGEX"
         ),
     ] = None
     limit: Annotated[
         list[str] | None,
         option(
-            "HARNESS_LIMIT",
-            "A limit (docs/limits.md), such as body_bytes=33554432; may be repeated.",
-            "--limit",
-            metavar="NAME=NUMBER",
+            "HARNESS_LIMIT", "One of docs/limits.md, as body_bytes=33554432; may be repeated.", metavar="NAME=NUMBER"
         ),
     ] = None
     allow_forced_tokens: Annotated[
         bool,
-        option(
-            "HARNESS_ALLOW_FORCED_TOKENS",
-            "For tests: the engine says the script that a session brings.",
-            "--allow-forced-tokens",
-        ),
+        option("HARNESS_ALLOW_FORCED_TOKENS", "For tests: engines say a session's script.", "--allow-forced-tokens"),
     ] = False
     streaming: Annotated[
         Literal["recorded", "live"],
-        option(
-            "HARNESS_STREAMING",
-            "Stream answers when the turn is durable (`recorded`), or text as it is sampled (`live`).",
-        ),
+        option("HARNESS_STREAMING", "Stream when a turn is durable (`recorded`), or text as it is sampled (`live`)."),
     ] = "recorded"
     idle_hours: Annotated[
         float, option("HARNESS_IDLE_HOURS", "Close an unused session after so long; 0 keeps it.", min=0)
@@ -235,9 +233,7 @@ class ServerOptions:
     idle_page_out: Annotated[
         float,
         option(
-            "HARNESS_IDLE_PAGE_OUT",
-            "Seconds after which an unused session leaves memory for the store; 0 keeps it.",
-            min=0,
+            "HARNESS_IDLE_PAGE_OUT", "Move unused sessions to the store after so many seconds; 0 keeps them.", min=0
         ),
     ] = 0.0
     keep_days: Annotated[
@@ -245,11 +241,7 @@ class ServerOptions:
     ] = 30.0
     otlp: Otlp = None
     engine_key: Annotated[
-        str,
-        option(
-            "HARNESS_ENGINE_KEY",
-            "API key of engine servers without URL#key=VARIABLE; prefer the variable to the option.",
-        ),
+        str, option("HARNESS_ENGINE_KEY", "API key of engine servers without URL#key=VARIABLE; prefer this variable.")
     ] = ""
 
     def settings(self) -> "ServerSettings":

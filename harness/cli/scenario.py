@@ -1,7 +1,6 @@
 """`harness scenario`: lists scenarios, checks their files, prints the schemas of their files."""
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -9,14 +8,6 @@ from harness.cli import options, output
 
 if TYPE_CHECKING:
     from harness.suite.scenarios.folder import ScenarioFolder
-
-
-class SchemaOf(StrEnum):
-    """Files with a schema, the keys of `SCHEMAS`, whose import would load all models."""
-
-    SCENARIO = "scenario"
-    SCRIPT = "script"
-    PROFILE = "profile"
 
 
 app = typer.Typer(help="List, check and describe scenarios.", no_args_is_help=True)
@@ -49,9 +40,10 @@ def check(where: Annotated[str, typer.Argument(metavar="SUITE_OR_DIR")], as_json
 
 @app.command("schema")
 def schema(
-    file: Annotated[SchemaOf, typer.Argument(metavar="[FILE]", help="`scenario`, `script` or `profile`.")] = (
-        SchemaOf.SCENARIO
-    ),
+    file: Annotated[
+        Literal["scenario", "script", "profile"],
+        typer.Argument(metavar="[FILE]", help="`scenario`, `script` or `profile`."),
+    ] = "scenario",
     as_json: options.Json = False,
 ) -> None:
     """Print the JSON schema of scenario.toml, of a script or of an agent's profile.

@@ -1,5 +1,6 @@
 """Exit codes of every command, following pytest where it has one."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 
 from harness.errors import (
@@ -43,27 +44,15 @@ class NothingSelected(ScenarioError):
     """No scenario was found."""
 
 
-_EXITS: tuple[tuple[type[HarnessError], ExitCode], ...] = (
-    (NothingSelected, ExitCode.NOTHING_SELECTED),
-    (ScenarioError, ExitCode.USAGE),
-    (RunError, ExitCode.USAGE),
-    (UnknownModel, ExitCode.USAGE),
-    (SegmentError, ExitCode.USAGE),
-    (CannotListen, ExitCode.INFRASTRUCTURE),
-    (EngineError, ExitCode.INFRASTRUCTURE),
-    (SessionServerError, ExitCode.INFRASTRUCTURE),
-    (ShardUnavailable, ExitCode.INFRASTRUCTURE),
-    (StoreError, ExitCode.INFRASTRUCTURE),
-    (LaneError, ExitCode.INFRASTRUCTURE),
-    (ModelError, ExitCode.INFRASTRUCTURE),
-    (TokenizerError, ExitCode.INFRASTRUCTURE),
-    (AgentError, ExitCode.INFRASTRUCTURE),
-    (SandboxFailed, ExitCode.INFRASTRUCTURE),
-    (StepError, ExitCode.INFRASTRUCTURE),
-    (LearnerError, ExitCode.INFRASTRUCTURE),
-)
+_EXITS: Mapping[ExitCode, tuple[type[HarnessError], ...]] = {
+    ExitCode.NOTHING_SELECTED: (NothingSelected,),  # first: it is a `ScenarioError`
+    ExitCode.USAGE: (ScenarioError, RunError, UnknownModel, SegmentError),
+    ExitCode.INFRASTRUCTURE: (
+        *(CannotListen, EngineError, SessionServerError, ShardUnavailable, StoreError, LaneError, ModelError),
+        *(TokenizerError, AgentError, SandboxFailed, StepError, LearnerError),
+    ),
+}
 
 
 def exit_code_of(error: HarnessError) -> ExitCode:
-    # First match wins: `NothingSelected` is a `ScenarioError`, so it stands above it.
-    return next((code for kind, code in _EXITS if isinstance(error, kind)), ExitCode.INTERNAL)
+    return next((code for code, kinds in _EXITS.items() if isinstance(error, kinds)), ExitCode.INTERNAL)

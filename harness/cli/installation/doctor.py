@@ -26,7 +26,7 @@ _Name = Annotated[
     str | None, typer.Argument(metavar="[TARGET]", help="Address of the engine server, or name of the agent.")
 ]
 EngineModel = Annotated[
-    str | None, typer.Option("--model", help="Weights or tokenizer that it should serve: name, folder or hub id.")
+    str | None, typer.Option(help="Weights or tokenizer that it should serve: name, folder or hub id.")
 ]
 
 
@@ -49,7 +49,6 @@ def doctor(kind: _Kind = None, name: _Name = None, *, model: EngineModel = None,
 
 
 def examine_engine(url: str, model: str | None, *, as_json: bool) -> int:
-    """Examine the engine server at `url`; `model` is the one that it should serve."""
     import uvloop
 
     from harness.engines.examine.doctor import diagnose

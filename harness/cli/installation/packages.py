@@ -37,7 +37,6 @@ class _Installed(NamedTuple):
 
 
 def examine_packages(_: Scratch) -> list[Finding]:
-    """Check the packages of the base install and of each extra."""
     from packaging.requirements import Requirement
 
     try:

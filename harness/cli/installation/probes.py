@@ -149,10 +149,6 @@ def _examine_loopback(_: Scratch) -> list[Finding]:
     return [Finding("loopback", Level.OK, f"{_LOOPBACK} can be listened to and reached")]
 
 
-def _examine_proxy(_: Scratch) -> list[Finding]:
-    return [examine_proxy_of(getproxies_environment())]
-
-
 def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
     """Check whether `proxies`, by scheme, would catch requests to this machine. Never shows their URLs: secrets."""
     caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
@@ -224,7 +220,7 @@ PROBES: Mapping[str, Probe] = {
     "tokenizer": _examine_tokenizer,
     "cache": _examine_cache,
     "loopback": _examine_loopback,
-    "proxy": _examine_proxy,
+    "proxy": lambda _: [examine_proxy_of(getproxies_environment())],
     "installers": _examine_installers,
     "engines": _examine_engines,
 }

@@ -18,7 +18,7 @@ _What = Annotated[
         help="Two run directories or stores; each with a session of it, for two sessions.",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write a page with both side by side.")]
+_Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both side by side.")]
 
 
 def diff(
@@ -30,12 +30,11 @@ def diff(
 
     Examples: `harness diff runs/A runs/B`, `harness diff runs/A 3 runs/B 3`
     """
-    from msgspec import to_builtins
-
     from harness.viewer import terminal
     from harness.viewer.diff import compare_runs, compare_sessions
     from harness.viewer.diff_overview import run_diff_overview, session_diff_overview
 
+    document: object
     match what:
         case [first, second] | [first, _, second, _] if out is not None:
             size = _write_page(out, Path(first), Path(second), what[1::2] if len(what) > 2 else [], tokenizer)
@@ -43,10 +42,10 @@ def diff(
             return
         case [first, second]:
             runs = compare_runs(Path(first), Path(second), tokenizer)
-            document, parts = to_builtins(runs, enc_hook=str), run_diff_overview(runs)
+            document, parts = runs, run_diff_overview(runs)
         case [first, one, second, other]:
             pair, missing = compare_sessions((Path(first), one), (Path(second), other), tokenizer)
-            document = {"pair": to_builtins(pair, enc_hook=str), "missing": missing}
+            document = {"pair": pair, "missing": missing}
             parts = session_diff_overview(pair, missing)
         case _:
             raise RunError(f"expected RUN RUN, or RUN SESSION RUN SESSION, got {len(what)} arguments")

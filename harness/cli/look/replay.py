@@ -1,23 +1,19 @@
 """`harness replay`: a recorded session, served again to its agent or another one."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from harness.cli import options, output
-from harness.errors import RunError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
-_Agent = Annotated[
-    str | None, typer.Option("--agent", help="Another agent: a bundled one, or a path.  [default: the scenario's]")
-]
+_Agent = Annotated[str | None, typer.Option(help="Another agent: a bundled one, or a path.  [default: the scenario's]")]
 _Out = Annotated[
-    Path | None, typer.Option("--out", help="A folder for the agent's log and the session.  [default: none is kept]")
+    Path | None, typer.Option(help="A folder for the agent's log and the session.  [default: none is kept]")
 ]
 
 
@@ -36,10 +32,7 @@ def replay(
 
     Examples: `harness replay runs/DIR 3`, `harness replay runs/DIR 3 --agent ./agent.py --out again`
     """
-    from tempfile import TemporaryDirectory
-
     import uvloop
-    from msgspec import to_builtins
 
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.replay import AGENT
@@ -47,13 +40,10 @@ def replay(
 
     if agent is not None and Path(agent).is_file():  # paths are relative to here, not to the scenario's folder
         agent = str(Path(agent).absolute())
-    with terminated_as_interrupted(), ExitStack() as stack:
-        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(f"{out} exists and is not empty; choose another --out")
-        workdir = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-replay-")))
-        (workdir / AGENT).mkdir(parents=True, exist_ok=True)
+    with terminated_as_interrupted(), options.empty_folder(out, "harness-replay-") as workdir:
+        (workdir / AGENT).mkdir()
         found = uvloop.run(replay_session(run, session, workdir.absolute(), agent=agent, tokenizer=tokenizer))
     said = f"{len(found.served)} turns of {found.session_id} answered; the agent: {found.outcome}\n"
     said += printable(found.difference or "it asked for the same")
-    output.print_result(to_builtins(found, enc_hook=str), said, as_json=as_json)
+    output.print_result(found, said, as_json=as_json)
     return ExitCode.PASSED if found.difference is None else ExitCode.CHECKS_FAILED

@@ -1,35 +1,27 @@
 """`harness report`: figures of a run as a page, Markdown, CI results, metrics or spans."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from harness.cli import output
 from harness.errors import RunError
 
-
-class ReportFormat(StrEnum):
-    """Formats without a file ending: the members of `ExportFormat`, whose import would load NumPy."""
-
-    TENSORBOARD = "tensorboard"
-    WANDB = "wandb"
-    OTEL = "otel"
-
+Format = Literal["tensorboard", "wandb", "otel"]
+"""Members of `ExportFormat`, whose import would load NumPy."""
 
 _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
 _Out = Annotated[
     Path,
     typer.Option(
-        "--out",
         metavar="PATH",
         help="A file, whose ending says what it is: .html, .md, .xml or .junit; with --format a new folder.",
     ),
 ]
 _Plots = Annotated[bool, typer.Option("--plots", help="A page with charts, too, which takes the extra `plots`.")]
 _Format = Annotated[
-    ReportFormat | None,
+    Format | None,
     typer.Option("--format", help="For a store of metrics, which takes the extra of that name, or as spans."),
 ]
 
@@ -48,7 +40,7 @@ def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = N
         if plots:
             raise RunError(f"expected --plots without --format; got --format {kind}")
         exported = export_run(where, out, ExportFormat(kind))
-        unit = "spans" if kind is ReportFormat.OTEL else "values"
+        unit = "spans" if kind == "otel" else "values"
         output.print_text(f"{out}: {exported.written} {unit}, {len(exported.missing)} missing")
         return
     from harness.viewer.report_file import write_report

@@ -12,7 +12,7 @@ from harness.errors import RunError
 _Session = Annotated[
     str | None, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id; all without.")
 ]
-_Turn = Annotated[int | None, typer.Option("--turn", min=0, help="This turn alone.")]
+_Turn = Annotated[int | None, typer.Option(min=0, help="This turn alone.")]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]
 
 
@@ -33,8 +33,6 @@ def show(
 
     Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show --server URL 5f0c`
     """
-    from msgspec import to_builtins
-
     from harness.viewer import terminal
     from harness.viewer.damaged_run import say_missing
     from harness.viewer.look import open_tokenizer
@@ -47,7 +45,7 @@ def show(
     view = source.look()
     if session is None:
         if as_json:
-            output.print_json(to_builtins(view, enc_hook=str))
+            output.print_json(view)
         else:
             terminal.show(*terminal.run_overview(view))
         return
@@ -64,10 +62,10 @@ def show(
         with say_missing("the text of tokens", missing):
             missing += unknown_ids(shown, reads)
     if as_json:
-        document = {"line": to_builtins(line, enc_hook=str), "missing": missing}
+        document = {"line": line, "missing": missing}
         whole = None
         with say_missing("its turns", missing):
-            all_of_it = document | {"session": to_builtins(seen)}
+            all_of_it = document | {"session": seen}
             if tokens:
                 all_of_it["tokens"] = {each.index: [token._asdict() for token in each.tokens(reads)] for each in shown}
             whole = output.json_text(all_of_it)  # which a value that is nested too deeply has none of

@@ -16,12 +16,10 @@ if TYPE_CHECKING:
 Where = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run directory, or the file of a store; none with --server.")
 ]
-Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="Read a session server instead of a run.")]
+Server = Annotated[str | None, typer.Option(metavar="URL", help="Read a session server instead of a run.")]
 
 
 class Source(NamedTuple):
-    """Readers of a run, store or server."""
-
     look: "Callable[[], RunView]"
     look_inside: "Callable[[str], SessionView]"
 

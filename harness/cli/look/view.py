@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from harness.rollouts.client.connections import SessionServerAddress
 
 _Out = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="The page, an HTML file; without it --server is shown live."),
+    Path | None, typer.Option(metavar="FILE", help="The page, an HTML file; without it --server is shown live.")
 ]
 _Port = Annotated[
-    int | None, typer.Option("--port", min=0, max=65535, help="Of the live page, on loopback.  [default: a free one]")
+    int | None, typer.Option(min=0, max=65535, help="Of the live page, on loopback.  [default: a free one]")
 ]
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.cli.operate.top import fact_lines, top
 from harness.errors import RunError, SessionServerError
 from harness.server.telemetry.printable import printable
@@ -32,24 +31,22 @@ _DEADLINE_S = 30.0
 _TTL_S = 600.0
 """Long enough to work with, short enough if the operator forgets it."""
 
-_Ttl = Annotated[float, typer.Option("--ttl", min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
-_Renewed = Annotated[str | None, typer.Option("--holder", help="Renew the hold of that name, or place it.")]
-_Released = Annotated[str | None, typer.Option("--holder", help="Name of the hold, any account's.")]
+_Ttl = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
+_Renewed = Annotated[str | None, typer.Option(help="Renew the hold of that name, or place it.")]
+_Released = Annotated[str | None, typer.Option(help="Name of the hold, any account's.")]
 
 
 @app.command("status")
 def status(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """Show the gate with its holds and waiting requests, and the engines; for a router its workers too."""
-    from msgspec import to_builtins
-
-    description, gate, workers = ask_named(server, admin_token, _read_status)
+    description, gate, workers = options.ask_named(server, admin_token, _read_status)
     listed = None if workers is None else [each._asdict() for each in workers]
     lines = [f"server    harness {description.harness}, {', '.join(description.engines) or 'no engine'}"]
     lines.append(_describe_gate(gate))
     for worker in workers or ():
         serves = "serves" if worker.is_serving else "serves no session"
         lines.append(f"worker    {worker.url}  {worker.engine or 'has never answered'}, {serves}")
-    document = {"server": to_builtins(description), "gate": to_builtins(gate), "workers": listed}
+    document = {"server": description, "gate": gate, "workers": listed}
     output.print_result(document, "\n".join(lines), as_json=as_json)
     _exit_by(gate)
 
@@ -99,7 +96,6 @@ def resume(
     A hold that paused engines is released by name only, and the server then continues them: let a weight update finish
     first.
     """
-    from msgspec import to_builtins
 
     async def release(client: "SessionServerClient") -> "tuple[str | None, GateReport]":
         before = await client.gate().report(deadline_s=_DEADLINE_S)
@@ -108,15 +104,13 @@ def resume(
             return None, before
         return name, await client.gate(name).resume(deadline_s=_DEADLINE_S)
 
-    released, gate = ask_named(server, admin_token, release)
+    released, gate = options.ask_named(server, admin_token, release)
     said = f"released  {printable(released) if released else 'nothing: the gate had no hold'}\n{_describe_gate(gate)}"
-    output.print_result({"holder": released, "gate": to_builtins(gate)}, said, as_json=as_json)
+    output.print_result({"holder": released, "gate": gate}, said, as_json=as_json)
     _exit_by(gate)
 
 
 def _place(verb: str, server: str, admin_token: str | None, holder: str | None, ttl_s: float, *, as_json: bool) -> None:
-    from msgspec import to_builtins
-
     from harness.rollouts.client.gate import new_holder
 
     name = holder or new_holder(_account())
@@ -126,14 +120,14 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         return await (gate.pause if verb == "pause" else gate.drain)(deadline_s=_DEADLINE_S)
 
     try:
-        gate = ask_named(server, admin_token, place)
+        gate = options.ask_named(server, admin_token, place)
     except (SessionServerError, KeyboardInterrupt) as error:
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
             output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")
         raise
     drained = f"drained   sessions ended for good: {gate.sessions_closed}\n" if verb == "drain" else ""
     said = f"holder    {printable(name)}\n{drained}{_describe_gate(gate)}"
-    output.print_result({"holder": name, "gate": to_builtins(gate)}, said, as_json=as_json)
+    output.print_result({"holder": name, "gate": gate}, said, as_json=as_json)
     _exit_by(gate)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.errors import RunError, SessionDamaged, SessionServerError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
@@ -25,12 +24,10 @@ app = typer.Typer(no_args_is_help=True, help="List, show and delete sessions of 
 @app.command("list")
 def list_(*, server: options.Server, admin_token: options.AdminToken = None, as_json: options.Json = False) -> None:
     """List the sessions on the server."""
-    from msgspec import to_builtins
-
-    found = ask_named(server, admin_token, lambda client: client.sessions())
+    found = options.ask_named(server, admin_token, lambda client: client.sessions())
     lines = [f"{'session':32}  {'phase':8}  turns  in flight"]
     lines += [f"{each.session_id}  {each.phase:8}  {each.turns:5}  {each.turns_in_flight:9}" for each in found]
-    output.print_result({"sessions": to_builtins(found)}, "\n".join(lines), as_json=as_json)
+    output.print_result({"sessions": found}, "\n".join(lines), as_json=as_json)
 
 
 @app.command("show")
@@ -68,7 +65,7 @@ def delete(
         found = dict.fromkeys(_find_session(name, known) for name in session)
         return await asyncio.gather(*(_delete(client, each) for each in found))
 
-    ended = ask_named(server, admin_token, delete_all)
+    ended = options.ask_named(server, admin_token, delete_all)
     document = {
         "deleted": [each for each, end, _ in ended if end == "deleted"],
         "unknown": [each for each, end, _ in ended if end == "unknown"],

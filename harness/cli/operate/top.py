@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.server.telemetry.printable import printable
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ _DEADLINE_S = 30.0
 _ID_SHOWN = 12  # as much as `sessions show` and `sessions delete` take for an id
 _PLAIN_WIDTH = 120
 
-_Limit = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Sessions to show, the busiest first.")]
+_Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Sessions to show, the busiest first.")]
 _Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where standard output is no terminal.")]
 
 
@@ -49,10 +48,10 @@ def top(
 
     if not as_json and not once and sys.stdout.isatty():
         with suppress(KeyboardInterrupt):  # the way to leave
-            ask_named(server, admin_token, lambda client: _watch(client, limit))
+            options.ask_named(server, admin_token, lambda client: _watch(client, limit))
         return
 
-    reading = ask_named(server, admin_token, partial(_read_twice, limit=limit))
+    reading = options.ask_named(server, admin_token, partial(_read_twice, limit=limit))
     if as_json:
         output.print_json(_to_json(reading))
     else:
@@ -108,5 +107,4 @@ def draw(reading: "Reading") -> "RenderableType":
 
 
 def fact_lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield a printable line for each fact."""
     return (f"{name:<9} {printable(words)}" for name, words in facts)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import options, output
-from harness.cli.operate.server_option import ask_named
 from harness.errors import Cause, ScenarioError
 from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
@@ -26,17 +25,13 @@ from harness.suite.exits import ExitCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.rollouts.agents.profile import AgentProfile
     from harness.rollouts.client.session_server import SessionHandle, SessionServerClient
     from harness.samples.rollout import Rollout
     from harness.types import Json
 
-_Server = Annotated[
-    str, options.option("HARNESS_SERVER", "A session server that runs already.", "--server", metavar="URL")
-]
+_Server = Annotated[str, options.option("HARNESS_SERVER", "A session server that runs already.", metavar="URL")]
 _Agent = Annotated[
-    str | None,
-    typer.Option("--agent", help="Its programs, variables and files are there, too; see `harness agent list`."),
+    str | None, typer.Option(help="Its programs, variables and files are there, too; see `harness agent list`.")
 ]
 _URL = "http://127.0.0.1:8000"
 _PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
@@ -55,19 +50,14 @@ def execute(
         Path | None, typer.Option(help="Where the command works.  [default: runs/exec-<time>, where its log stays]")
     ] = None,
     selection: Annotated[
-        str | None,
-        typer.Option(
-            help="Which branches become samples: `all`, `one`, or a function that the server was started with."
-        ),
+        str | None, typer.Option(help="Branches that become samples: `all`, `one`, or a function of the server.")
     ] = None,
     matching: Annotated[
         list[str] | None, typer.Option(help="Differences that do not count in the history sent back; may be repeated.")
     ] = None,
     session: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Another setting of the session, its value in JSON or a word; may be repeated."
-        ),
+        typer.Option(metavar="KEY=VALUE", help="Another setting of the session, in JSON or a word; may be repeated."),
     ] = None,
     interactive: Annotated[
         bool, typer.Option("--interactive", "-i", help="Connect the command with this terminal.")
@@ -83,10 +73,16 @@ def execute(
 
     Examples: `harness exec --agent codex --instruction "Count the files."`, `harness exec -- python my_agent.py`
     """
+    from harness.cli.runs.terminal import open_terminal
+    from harness.rollouts.agents.profile import literal
+    from harness.rollouts.agents.programs import bundled_profile, prepare_profile, with_own_program
+    from harness.rollouts.agents.task import AgentTask, ProgramAgent
+    from harness.rollouts.client.connections import server_url
+    from harness.rollouts.manager import SessionManager
     from harness.samples.rollout import ENDED_WELL
     from harness.suite.run.interrupts import terminated_as_interrupted
 
-    profile = None if agent is None else _profile(agent)
+    profile = None if agent is None else bundled_profile(agent)
     if not command and profile is None:
         raise ScenarioError("nothing to run: expected -- COMMAND, or --agent NAME for that agent's own")
     if workdir is not None:
@@ -94,21 +90,23 @@ def execute(
             workdir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ScenarioError(f"--workdir {workdir}: expected a directory: {error}") from error
+    settings = _settings(selection, matching, session)
+
+    async def play(model: str) -> "tuple[Rollout, Path]":
+        program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
+        if command:
+            words = with_own_program(profile, [literal(word) for word in command]) if profile is not None else command
+            program = replace(program, command=tuple(words), key_in_environment=True)
+        folder = _new_folder()
+        task = AgentTask(program, instruction, folder, model, deadline_s=deadline, session=settings, cwd=workdir)
+        async with SessionManager(server_url(server), admin_token=admin_token) as manager:
+            if interactive:
+                async with open_terminal() as terminal:
+                    return await manager.run(replace(task, terminal=terminal)), folder
+            return await manager.run(replace(task, on_output=_shower())), folder
+
     with terminated_as_interrupted():
-        rollout, folder = asyncio.run(
-            _play(
-                command,
-                profile,
-                server=server,
-                admin_token=admin_token,
-                model=ask_named(server, admin_token, _model),
-                instruction=instruction,
-                cwd=workdir,
-                session=_settings(selection, matching, session),
-                deadline_s=deadline,
-                interactive=interactive,
-            )
-        )
+        rollout, folder = asyncio.run(play(options.ask_named(server, admin_token, _model)))
     if as_json:
         output.print_json(_to_json(rollout, folder, workdir or folder))
     else:
@@ -133,9 +131,9 @@ def env(
     Examples: `eval "$(harness env)"`, `harness env --agent langgraph --json`
     """
     from harness.rollouts.agents.agent_environment import claim_home, client_variables, with_expanded, write_home
-    from harness.rollouts.agents.programs import variables_of
+    from harness.rollouts.agents.programs import bundled_profile, variables_of
 
-    profile = None if agent is None else _profile(agent)
+    profile = None if agent is None else bundled_profile(agent)
     if profile is not None and profile.spec.files and home is None:
         raise ScenarioError(f"{profile.name} is configured by files: pass --home DIR, which is made for it")
     if home is not None:
@@ -146,7 +144,7 @@ def env(
         model = await _model(client)
         return await client.create(wanted), model
 
-    session, model = ask_named(server, admin_token, create)
+    session, model = options.ask_named(server, admin_token, create)
     variables = client_variables(session, model)
     if home is not None:
         variables["HOME"] = str(home.absolute())
@@ -158,45 +156,6 @@ def env(
             write_home(profile.spec.files, home, expanded)
     lines = (f"export {name}={shlex.quote(value)}" for name, value in variables.items())
     output.print_result({"session_id": session.session_id, "variables": variables}, "\n".join(lines), as_json=as_json)
-
-
-def _profile(name: str) -> "AgentProfile":
-    from harness.rollouts.agents.programs import bundled_profile
-
-    return bundled_profile(name)
-
-
-async def _play(
-    command: list[str] | None,
-    profile: "AgentProfile | None",
-    *,
-    server: str,
-    admin_token: str | None,
-    model: str,
-    instruction: str,
-    cwd: Path | None,
-    session: "Json",
-    deadline_s: float,
-    interactive: bool,
-) -> "tuple[Rollout, Path]":
-    from harness.cli.runs.terminal import open_terminal
-    from harness.rollouts.agents.profile import literal
-    from harness.rollouts.agents.programs import prepare_profile, with_own_program
-    from harness.rollouts.agents.task import AgentTask, ProgramAgent
-    from harness.rollouts.client.connections import server_url
-    from harness.rollouts.manager import SessionManager
-
-    program = ProgramAgent("exec", ()) if profile is None else await prepare_profile(profile, output.say)
-    if command:
-        words = with_own_program(profile, [literal(word) for word in command]) if profile is not None else command
-        program = replace(program, command=tuple(words), key_in_environment=True)
-    folder = _new_folder()
-    task = AgentTask(program, instruction, folder, model, deadline_s=deadline_s, session=session, cwd=cwd)
-    async with SessionManager(server_url(server), admin_token=admin_token) as manager:
-        if interactive:
-            async with open_terminal() as terminal:
-                return await manager.run(replace(task, terminal=terminal)), folder
-        return await manager.run(replace(task, on_output=_shower())), folder
 
 
 def _settings(selection: str | None, matching: list[str] | None, more: list[str] | None) -> "Json":

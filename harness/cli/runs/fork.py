@@ -1,46 +1,38 @@
 """`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import fields
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from harness.cli import options, output
 from harness.errors import RunError
 from harness.server.telemetry.printable import printable
-from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.types import Sample
     from harness.viewer.fork import Forks, Variation
 
 
-class _Weights(StrEnum):
-    RECORDED = "recorded"
-    CURRENT = "current"
-
-
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
 _Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
-_At = Annotated[int, typer.Option("--at", min=0, metavar="TURN", help="The turn to sample anew.")]
+_At = Annotated[int, typer.Option(min=0, metavar="TURN", help="The turn to sample anew.")]
 _Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
-_Temperature = Annotated[float | None, typer.Option("--temperature", min=0, help="Of all turns that are sampled.")]
+_Temperature = Annotated[float | None, typer.Option(min=0, help="Of all turns that are sampled.")]
 _SampledBy = Annotated[
-    _Weights, typer.Option("--weights", help="Require the recorded weights, or take the engine's current ones.")
+    Literal["recorded", "current"],
+    typer.Option(help="Require the recorded weights, or take the engine's current ones."),
 ]
 _Edits = Annotated[
     list[str] | None,
     typer.Option(
-        "--edit",
         metavar="MESSAGE=TEXT",
         help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option("--out", help="A folder for sessions and logs.  [default: none is kept]")]
+_Out = Annotated[Path | None, typer.Option(help="A folder for sessions and logs.  [default: none is kept]")]
 
 
 def resume(
@@ -71,12 +63,12 @@ def fork(
     at: _At,
     count: _Count = 8,
     temperature: _Temperature = None,
-    weights: _SampledBy = _Weights.RECORDED,
+    weights: _SampledBy = "recorded",
     edit: _Edits = None,
     out: _Out = None,
     admin_token: options.AdminToken = None,
     as_json: options.Json = False,
-) -> int:
+) -> None:
     """Begin again with the record of a session up to a turn, and print the reward of each fork.
 
     The mean is the value of the state before that turn. Nothing is written to the run; `--out` also gets the forks'
@@ -87,7 +79,7 @@ def fork(
     """
     from harness.viewer.fork import Variation
 
-    variation = Variation(temperature, dict(map(_edit, edit or ())), weights is _Weights.CURRENT)
+    variation = Variation(temperature, dict(map(_edit, edit or ())), weights == "current")
     [found] = _fork(run, session, at, count, out, admin_token=admin_token, variation=variation)
     if out is not None:
         _write_samples(found.samples, out)
@@ -96,7 +88,8 @@ def fork(
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
         left = "" if each.difference is None else f"; does not count, it left the record at {each.difference}"
         lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained{left}")
-    return _print([*lines, f"value {_value(found)}"], _document(found), as_json=as_json)
+    lines.append(f"value {_value(found)}")
+    output.print_result(_document(found), printable("\n".join(lines)), as_json=as_json)
 
 
 def values(
@@ -107,7 +100,7 @@ def values(
     out: _Out = None,
     admin_token: options.AdminToken = None,
     as_json: options.Json = False,
-) -> int:
+) -> None:
     """Fork each trained turn of a session, and print the value of the state before it, with its 95 % interval.
 
     A turn is worth the next value less its own. `--out` also gets the session's samples with `turn_values`.
@@ -119,8 +112,8 @@ def values(
     found = _fork(run, session, None, count, out, admin_token=admin_token)
     if out is not None:
         _write_samples(valued_samples(run, found), out)
-    lines = [f"turn {each.turn}: {_value(each)}" for each in found]
-    return _print(lines, {"turns": [_document(each) for each in found]}, as_json=as_json)
+    lines = "\n".join(f"turn {each.turn}: {_value(each)}" for each in found)
+    output.print_result({"turns": [_document(each) for each in found]}, printable(lines), as_json=as_json)
 
 
 def _edit(text: str) -> tuple[int, str]:
@@ -140,19 +133,13 @@ def _fork(
     admin_token: str | None,
     variation: "Variation | None" = None,
 ) -> "Sequence[Forks]":
-    from tempfile import TemporaryDirectory
-
     import uvloop
 
     from harness.suite.run.interrupts import terminated_as_interrupted
     from harness.viewer.fork import Variation
     from harness.viewer.fork import fork as fork_session
 
-    with terminated_as_interrupted(), ExitStack() as stack:
-        if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
-            raise RunError(f"{out} exists and is not empty; choose another --out")
-        place = out or Path(stack.enter_context(TemporaryDirectory(prefix="harness-fork-")))
-        place.mkdir(parents=True, exist_ok=True)
+    with terminated_as_interrupted(), options.empty_folder(out, "harness-fork-") as place:
         forking = fork_session(
             run,
             session,
@@ -189,8 +176,3 @@ def _document(found: "Forks") -> dict[str, object]:
         "forks": forks,
         "value": found.value and found.value._asdict(),
     }
-
-
-def _print(lines: list[str], document: dict[str, object], *, as_json: bool) -> int:
-    output.print_result(document, printable("\n".join(lines)), as_json=as_json)
-    return ExitCode.PASSED

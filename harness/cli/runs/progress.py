@@ -1,15 +1,17 @@
-"""Progress of a run on standard error: a line per rollout, and a live view on a terminal.
+"""A run in the foreground: progress on standard error, Ctrl+C, and how to resume it if it stops early.
 
-A terminal shows a row for each session that fits. Elsewhere a status line comes after a moment of silence, so there is
-output every two seconds. A separate thread writes it, even while the event loop is busy.
+There is a line per rollout. A terminal also shows a row for each session that fits. Elsewhere a status line comes after
+a moment of silence, so there is output every two seconds. A separate thread writes it, even while the event loop is
+busy.
 """
 
+import shlex
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -18,64 +20,22 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import output
 from harness.cli.live_table import live_table
-from harness.errors import Cause
+from harness.errors import Cause, HarnessError
 from harness.rollouts.client.session_server import SessionSummary
 from harness.server.telemetry.printable import printable
+from harness.suite.exits import ExitCode, exit_code_of
 from harness.suite.record.rollout_table import RolloutRecord
+from harness.suite.run.interrupts import Interrupts
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.viewer.live.live_reading import LiveSessions
 
+if TYPE_CHECKING:
+    from harness.suite.run.report import RunReport
+    from harness.suite.training.report import TrainReport
 
-@dataclass(slots=True)
-class RunStatus:
-    """Status of a run; times are seconds of one clock."""
-
-    doing: str = "starting"
-    since: float = 0.0
-    total: int = 0
-    ended: int = 0
-    running: int = 0
-    live: LiveSessions = field(default_factory=LiveSessions)
-    """Sessions seen last; its tokens are those of ended rollouts, too."""
-    _began_at: float | None = None
-    _ended_before: int = 0
-    _tokens_of_ended: int = 0
-
-    def begin(self, total: int, done: int) -> None:
-        """Set the number of rollouts, and of those already done."""
-        self.total, self.ended, self._ended_before = total, done, done
-
-    def begin_rollout(self, now: float) -> None:
-        self.running += 1
-        if self._began_at is None:
-            self._began_at = now
-
-    def end_rollout(self, record: RolloutRecord) -> None:
-        self.running -= 1
-        self.ended += 1
-        self._tokens_of_ended += record.session.ledger.generated
-
-    def look(self, sessions: Mapping[str, SessionSummary], now: float) -> None:
-        self.live.look(sessions, self._tokens_of_ended + sum(each.tokens for each in sessions.values()), now)
-
-    def seconds_left(self, now: float) -> float | None:
-        """Estimate the time left at the pace so far, or None."""
-        here = self.ended - self._ended_before
-        if self._began_at is None or not here or self.ended == self.total:
-            return None
-        return (now - self._began_at) / here * (self.total - self.ended)
-
-    def words(self, now: float) -> str:
-        """Return the status as one line."""
-        if not self.running:
-            return f"{printable(self.doing)}: {now - self.since:.0f} s"
-        states = Counter(printable(each.state) for each in self.live.sessions.values())
-        by_state = f" ({', '.join(f'{count} {state}' for state, count in states.most_common())})" if states else ""
-        left = self.seconds_left(now)
-        eta = "" if left is None else f", about {describe_seconds(left)} left"
-        speed = f"{self.live.tokens_per_s:.0f} tokens/s"
-        return f"{self.ended} of {self.total} ended, {self.running} running{by_state}, {speed}{eta}"
+_Report = TypeVar("_Report", "RunReport", "TrainReport")
 
 
 def describe_seconds(seconds: float) -> str:
@@ -108,30 +68,40 @@ class RunProgress:
         self._silence_s = silence_s
         self._clock = clock
         self._is_resumed = is_resumed
-        self._began_at = self._said_at = clock()
-        self.standing = RunStatus(since=self._began_at)
+        self._doing, self._total, self._ended, self._running = "starting", 0, 0, 0
+        self._began_at = self._said_at = self._doing_since = clock()
+        self._first_at: float | None = None
+        """Time when the first rollout of this process began."""
+        self._ended_before = self._tokens_of_ended = 0
+        self.live = LiveSessions()
+        """Sessions seen last; its tokens are those of ended rollouts, too."""
 
     def say(self, text: str) -> None:
-        self.standing.doing, self.standing.since = text, self._clock()
+        self._doing, self._doing_since = text, self._clock()
         self._print(f"[dim]{escape(text)}[/]")
 
     def begin(self, total: int, done: int) -> None:
         """Set the totals; a resumed run reports where it stopped."""
-        self.standing.begin(total, done)
+        self._total, self._ended, self._ended_before = total, done, done
         if self._is_resumed:
             self.say(f"run was interrupted: {done} of {total} rollouts finished, {total - done} to run")
 
     def begin_rollout(self, rollout: PlannedRollout) -> None:
-        self.standing.begin_rollout(self._clock())
+        self._running += 1
+        if self._first_at is None:
+            self._first_at = self._clock()
 
     def look(self, sessions: Mapping[str, SessionSummary]) -> None:
-        self.standing.look(sessions, self._clock())
+        tokens = self._tokens_of_ended + sum(each.tokens for each in sessions.values())
+        self.live.look(sessions, tokens, self._clock())
 
     def end_rollout(self, record: RolloutRecord) -> None:
         """Print a line for the rollout, with its full error."""
-        self.standing.end_rollout(record)
-        if not self.standing.running:
-            self.standing.doing, self.standing.since = "putting the results together", self._clock()
+        self._running -= 1
+        self._ended += 1
+        self._tokens_of_ended += record.session.ledger.generated
+        if not self._running:
+            self._doing, self._doing_since = "putting the results together", self._clock()
         turns = record.session.turns
         facts = [f"{turns} turn{'s' * (turns != 1)}", f"{record.session.ledger.generated} tokens"]
         if record.reward is not None:
@@ -139,30 +109,40 @@ class RunProgress:
         facts.append(f"{record.seconds:.1f} s")
         why = f" ({record.cause.value}: {printable(record.detail)})" if record.cause not in (None, Cause.LIMIT) else ""
         color = "red" if why else "green"
-        width = len(str(self.standing.total))
         self._print(
-            f"[dim]{self.standing.ended:{width}}/{self.standing.total}[/dim]"
+            f"[dim]{self._ended:{len(str(self._total))}}/{self._total}[/dim]"
             f"  {escape(f'{record.scenario}/{record.number}')}"
             f"  [{color}]{record.outcome.value}[/{color}]  {', '.join(facts)}{escape(why)}"
         )
 
+    def words(self, now: float) -> str:
+        if not self._running:
+            return f"{printable(self._doing)}: {now - self._doing_since:.0f} s"
+        states = Counter(printable(each.state) for each in self.live.sessions.values())
+        by_state = f" ({', '.join(f'{count} {state}' for state, count in states.most_common())})" if states else ""
+        eta, here, left = "", self._ended - self._ended_before, self._total - self._ended
+        if self._first_at is not None and here and left:  # at the pace so far
+            eta = f", about {describe_seconds((now - self._first_at) / here * left)} left"
+        speed = f"{self.live.tokens_per_s:.0f} tokens/s"
+        return f"{self._ended} of {self._total} ended, {self._running} running{by_state}, {speed}{eta}"
+
     def break_silence(self) -> None:
         """Print the status unless something was printed a moment ago."""
         if self._clock() - self._said_at >= self._silence_s:
-            self._print(f"[dim]{escape(self.standing.words(self._clock()))}[/]")
+            self._print(f"[dim]{escape(self.words(self._clock()))}[/]")
 
     def draw(self) -> RenderableType:
         """Render the live view: overall progress, and a row for each session that fits."""
-        standing, now = self.standing, self._clock()
+        now, sessions = self._clock(), len(self.live.sessions)
         head = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, standing.total), completed=standing.ended, width=20)
-        head.add_row(bar, Text(f"{describe_seconds(now - self._began_at)}  {standing.words(now)}"))
-        if not standing.running or not standing.live.sessions:
+        bar = ProgressBar(total=max(1, self._total), completed=self._ended, width=20)
+        head.add_row(bar, Text(f"{describe_seconds(now - self._began_at)}  {self.words(now)}"))
+        if not self._running or not sessions:
             return head
         fitting = max(0, min(_MOST_ROWS, self._console.height - _OTHER_LINES))
-        left = standing.running - min(fitting, len(standing.live.sessions))
+        left = self._running - min(fitting, sessions)
         more = [Text(f"and {left} more", style="dim")] if left > 0 else []
-        return Group(head, live_table(standing.live, most=fitting), *more)
+        return Group(head, live_table(self.live, most=fitting), *more)
 
     def _print(self, markup: str) -> None:
         self._said_at = self._clock()
@@ -190,3 +170,30 @@ def open_progress(*, is_resumed: bool, silence_s: float = SILENCE_S) -> Iterator
     finally:
         over.set()
         talking.join()
+
+
+def run_resumably(
+    work: Callable[[RunProgress, Interrupts], Coroutine[Any, Any, _Report]],
+    command: Sequence[str],
+    *,
+    is_resumed: bool = False,
+    silence_s: float = SILENCE_S,
+) -> _Report:
+    """Run to the report. If it stops early, print the `harness` command that resumes it."""
+    import uvloop
+
+    async def run() -> _Report:
+        interrupts = Interrupts()
+        with open_progress(is_resumed=is_resumed, silence_s=silence_s) as progress, interrupts.from_signals():
+            return await work(progress, interrupts)
+
+    resume = f"resume with: harness {shlex.join(command)} --resume"
+    try:
+        report = uvloop.run(run())
+    except HarnessError as error:
+        if exit_code_of(error) is not ExitCode.USAGE:  # the same command would fail in the same way
+            output.say(resume)
+        raise
+    if not report.is_complete:
+        output.say(resume)
+    return report

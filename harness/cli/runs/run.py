@@ -1,7 +1,7 @@
 """`harness run`: a suite, with two stages of Ctrl+C and a command to resume."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,12 +22,11 @@ _Suite = Annotated[
     ),
 ]
 _Harbor = Annotated[
-    str | None, typer.Option("--harbor", metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.")
+    str | None, typer.Option(metavar="DIR", help="Harbor task, or folder of tasks, instead of a suite.")
 ]
 _Agent = Annotated[
     str | None,
     typer.Option(
-        "--agent",
         metavar="NAME",
         help="Agent in place of the scenario's: bundled, script, profile or command;"
         " for Harbor tasks also `oracle`, `nop`.",
@@ -40,7 +39,6 @@ _Engine = Annotated[
         "HARNESS_ENGINE",
         "`local`, `scripted`; `sglang`, `vllm`, started for the run; NAME=URL[,URL] of running servers."
         "  [default: the scenario's]",
-        "--engine",
         callback=options.yields_to("server", "worker"),
     ),
 ]
@@ -49,7 +47,6 @@ _Server = Annotated[
     options.option(
         "HARNESS_SERVER",
         "Running session server or router, instead of an engine.",
-        "--server",
         callback=options.yields_to("engine", "worker", "model", "template", "otlp"),
         metavar="URL",
     ),
@@ -57,7 +54,6 @@ _Server = Annotated[
 _Workers = Annotated[
     list[str] | None,
     typer.Option(
-        "--worker",
         metavar="NAME=URL",
         help="`sglang=URL`, `vllm=URL`: an engine server that runs already, behind a router of the run,"
         " in the place of the scenario's engine or of its lanes of that kind; may be repeated.",
@@ -65,11 +61,9 @@ _Workers = Annotated[
 ]
 _Model = Annotated[
     str | None,
-    options.option(
-        "HARNESS_MODEL", "Catalogue name, folder or hub id.", "--model", callback=options.yields_to("server")
-    ),
+    options.option("HARNESS_MODEL", "Catalogue name, folder or hub id.", callback=options.yields_to("server")),
 ]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, envvar="HARNESS_SEED")]
+_Seed = Annotated[int | None, typer.Option(min=0, envvar="HARNESS_SEED")]
 _Set = Annotated[
     list[str] | None,
     typer.Option(
@@ -86,17 +80,16 @@ _Filter = Annotated[
         help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
     ),
 ]
-_Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Only the first prompts of each scenario, so many.")]
-_Shuffle = Annotated[int | None, typer.Option("--shuffle", min=0, metavar="SEED", help="Prompts in random order.")]
-_Epochs = Annotated[int | None, typer.Option("--epochs", min=1, help="Passes over the prompts.")]
-_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]", "--out")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each scenario, so many.")]
+_Shuffle = Annotated[int | None, typer.Option(min=0, metavar="SEED", help="Prompts in random order.")]
+_Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the prompts.")]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]")]
 _Resume = Annotated[
     bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
 ]
 _Only = Annotated[
     str | None,
     typer.Option(
-        "--only",
         metavar="failed[:CAUSE,...]",
         help="With --resume: play the rollouts again that failed, of any cause or of those named, and no other.",
     ),
@@ -137,28 +130,30 @@ def run(
     `harness run runs/DIR --resume --only failed:crashed`, `harness run quickstart --server http://127.0.0.1:8000`,
     `harness run quickstart --worker sglang=http://127.0.0.1:30000 --worker vllm=http://127.0.0.1:8001`
     """
-    from harness.suite.record.config import select
+    from harness.suite.record.config import Overrides, select
     from harness.suite.run.open_run import begin_run, resume_run
+    from harness.suite.scenarios.validation import validate
 
     suite = suite if harbor is None else harbor
     if suite is None:
         raise ScenarioError(
             "expected a scenario, a suite or --harbor DIR, got none; `harness scenario list` lists some"
         )
-    overrides = _read_overrides(
-        server=server,
-        engine=engine,
-        workers=worker or None,
-        model=model,
-        template=template,
-        agent=agent,
-        seed=seed,
-        settings=set_keys or None,
-        filter=filters or None,
-        limit=limit,
-        shuffle=shuffle,
-        epochs=epochs,
-    )
+    given = {
+        "server": server,
+        "engine": engine,
+        "workers": worker or None,
+        "model": model,
+        "template": template,
+        "agent": agent,
+        "seed": seed,
+        "settings": set_keys or None,
+        "filter": filters or None,
+        "limit": limit,
+        "shuffle": shuffle,
+        "epochs": epochs,
+    }
+    overrides = _settle(validate(Overrides, given, source="options"))
     failed = _read_only(only, resume=resume)
     otlp = options.require_collector(otlp)
     _refuse_collector(otlp, overrides)
@@ -185,7 +180,6 @@ def run(
 
 
 def end_run(report: "RunReport", *, as_json: bool) -> None:
-    """Print the report and exit with its code."""
     from harness.cli.runs.summary import print_report, report_json
 
     if as_json:
@@ -195,44 +189,24 @@ def end_run(report: "RunReport", *, as_json: bool) -> None:
     raise typer.Exit(report.exit_code)
 
 
-def _read_overrides(
-    *,
-    server: str | None,
-    engine: str | None,
-    workers: list[str] | None,
-    model: str | None,
-    template: str | None,
-    filter: list[str] | None,  # noqa: A002  # as the field
-    **others: Any,
-) -> "Overrides":
-    """Check the options against each other, and return them. Raises `ScenarioError`."""
-    from harness.engines.connect import EngineName
+def _settle(given: "Overrides") -> "Overrides":
+    """Check the options against each other, and complete addresses and paths. Raises `ScenarioError`."""
     from harness.lab.models.chat_templates import TEMPLATES, find_template
     from harness.rollouts.client.connections import server_url
-    from harness.suite.data.filters import Filter
-    from harness.suite.record.config import Overrides
-    from harness.suite.scenarios.scenario import require_running_servers
 
-    if engine is not None:
-        EngineName.parse(engine)
-    for each in filter or ():
-        Filter.parse(each)
-    for each in workers or ():
-        require_running_servers(each)
-    if workers and engine is not None:
+    if given.workers and given.engine is not None:
         raise ScenarioError("expected --engine or --worker, got both: workers take the place of the engine")
-    if server is not None:
-        server = server_url(server)
-        if engine is not None or workers or model is not None or template is not None:
+    changes: dict[str, str] = {}
+    if given.server is not None:
+        changes["server"] = server_url(given.server)
+        if given.engine is not None or given.workers or given.model is not None or given.template is not None:
             raise ScenarioError(
                 "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
                 " engine, its model and its template"
             )
-    if template is not None and template not in TEMPLATES:
-        template = str(find_template(template).resolve())
-    return Overrides(
-        server=server, engine=engine, workers=workers, model=model, template=template, filter=filter, **others
-    )
+    if given.template is not None and given.template not in TEMPLATES:
+        changes["template"] = str(find_template(given.template).resolve())
+    return given.model_copy(update=changes)
 
 
 def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
@@ -281,26 +255,21 @@ def execute_run(
     is_resumed: bool = False,
     goes_on: bool = False,
 ) -> "RunReport":
-    """Execute a run, as `SuiteRun` does, with progress and signals. Return its report."""
-    from harness.cli.runs.progress import open_progress
-    from harness.cli.runs.resumable import run_resumably
-    from harness.suite.run.interrupts import Interrupts
+    from harness.cli.runs.progress import run_resumably
     from harness.suite.run.runner import SuiteRun
 
-    async def execute() -> "RunReport":
-        interrupts = Interrupts()
-        with open_progress(is_resumed=is_resumed) as progress, interrupts.from_signals():
-            suite_run = SuiteRun(
-                opened.selection,
-                opened.directory,
-                progress,
-                interrupts,
-                concurrency,
-                admin_token=admin_token,
-                only=only,
-                goes_on=goes_on,
-                otlp_endpoint=otlp,
-            )
-            return await suite_run.execute()
-
-    return run_resumably(execute(), "run", opened.directory.path)
+    return run_resumably(
+        lambda progress, interrupts: SuiteRun(
+            opened.selection,
+            opened.directory,
+            progress,
+            interrupts,
+            concurrency,
+            admin_token=admin_token,
+            only=only,
+            goes_on=goes_on,
+            otlp_endpoint=otlp,
+        ).execute(),
+        ["run", str(opened.directory.path)],
+        is_resumed=is_resumed,
+    )

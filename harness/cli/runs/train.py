@@ -1,6 +1,5 @@
 """`harness train`: optimizer steps on the rollouts of a scenario, with the Ctrl+C stages of `harness run`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,6 @@ from harness.errors import RunError
 from harness.training.step_stores import StepStore
 
 if TYPE_CHECKING:
-    from harness.suite.run.open_run import OpenedRun
     from harness.suite.training.report import TrainReport
 
 _Scenario = Annotated[
@@ -21,13 +19,9 @@ _Scenario = Annotated[
         help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
     ),
 ]
-_Steps = Annotated[
-    int, typer.Option("--steps", min=1, help="Updates of the weights in all, those of a resumed run included.")
-]
-_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", "--seed", min=0)]
-_Out = Annotated[
-    Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]", "--out")
-]
+_Steps = Annotated[int, typer.Option(min=1, help="Updates of the weights in all, those of a resumed run included.")]
+_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", min=0)]
+_Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]")]
 _Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
 
 _MetricsPort = Annotated[
@@ -42,11 +36,7 @@ _MetricsPort = Annotated[
 
 _Report = Annotated[
     list[StepStore] | None,
-    options.option(
-        "HARNESS_REPORT",
-        "Report each step to this store, which takes the extra of its name; may be repeated.",
-        "--report",
-    ),
+    options.option("HARNESS_REPORT", "Report each step to this store (extra of its name); may be repeated."),
 ]
 
 _SILENCE_S = 10.0
@@ -83,26 +73,34 @@ def train(
 
         if resume:
             raise RunError("expected --dry-run or --resume, got both: `harness show RUN` has what is left of a run")
-        selection = select(scenario, Overrides(seed=seed), trains=True)
-        print_dry_run(selection, None, steps=steps, as_json=as_json)
+        print_dry_run(select(scenario, Overrides(seed=seed), trains=True), None, steps=steps, as_json=as_json)
         return
+    from harness.cli.runs.progress import run_resumably
+    from harness.suite.training.train_run import TrainRun
+
     opened = (resume_run if resume else begin_run)(scenario, Overrides(seed=seed), out, trains=True)
-    trained = _execute(opened, steps, metrics_port, otlp, report or ())
-    output.print_result(trained.to_json(), trained.text, as_json=as_json)
+    trained = run_resumably(
+        lambda progress, interrupts: TrainRun(
+            opened, steps, progress.say, interrupts, metrics_port, otlp, report or ()
+        ).execute(),
+        ["train", str(opened.directory.path), "--steps", str(steps)],
+        silence_s=_SILENCE_S,
+    )
+    output.print_result(trained.to_json(), _describe(trained), as_json=as_json)
     raise typer.Exit(trained.exit_code)
 
 
-def _execute(
-    opened: "OpenedRun", steps: int, metrics_port: int | None, otlp: str | None, stores: Sequence[StepStore]
-) -> "TrainReport":
-    from harness.cli.runs.progress import open_progress
-    from harness.cli.runs.resumable import run_resumably
-    from harness.suite.run.interrupts import Interrupts
-    from harness.suite.training.train_run import TrainRun
+def _describe(trained: "TrainReport") -> str:
+    from harness.viewer.terminal import ledger_words
 
-    async def execute() -> "TrainReport":
-        interrupts = Interrupts()
-        with open_progress(is_resumed=False, silence_s=_SILENCE_S) as progress, interrupts.from_signals():
-            return await TrainRun(opened, steps, progress.say, interrupts, metrics_port, otlp, stores).execute()
-
-    return run_resumably(execute(), "train", opened.directory.path, "--steps", str(steps))
+    told = trained.to_json()
+    rewards = (told["reward_mean_first_ten"], told["reward_mean_last_ten"])
+    first, last = ("-" if each is None else f"{each:.3f}" for each in rewards)
+    lines = [
+        f"steps    {told['steps']} of {trained.wanted}, {trained.seconds:.1f} s",
+        f"reward   {first} in the first ten steps, {last} in the last ten",
+        f"ledger   {ledger_words(trained.ledger)}",
+        *(f"audit    {verdict}" for verdict in (trained.audit or {}).get("verdicts", ())),
+        f"run      {trained.directory}",
+    ]
+    return "\n".join(lines)

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 _WorkerUrls = Annotated[
     str,
-    options.option(
-        "HARNESS_WORKER_URLS", "Workers of a gateway to start; more can be added to it later.", metavar="URL[,URL]"
-    ),
+    options.option("HARNESS_WORKER_URLS", "Workers of a gateway to start; more can come later.", metavar="URL[,URL]"),
 ]
 _RouterUrl = Annotated[str | None, options.option("HARNESS_ROUTER_URL", "A gateway that runs already.")]
 _Gateway = Annotated[

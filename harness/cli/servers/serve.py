@@ -91,9 +91,7 @@ def _divide(limits: "RequestLimits", shards: int) -> list[str]:
     return [f"{name}={number}" for name, number in numbers.items()]
 
 
-_Engine = Annotated[
-    str, options.option("HARNESS_ENGINE", "`local`, `scripted`, or NAME=URL[,URL] of running servers.", "--engine")
-]
+_Engine = Annotated[str, options.option("HARNESS_ENGINE", "`local`, `scripted`, or NAME=URL[,URL] of running servers.")]
 _Model = Annotated[
     str | None, options.option("HARNESS_MODEL", "Weights of the local engine: catalogue name, folder or hub id.")
 ]
@@ -108,9 +106,7 @@ _ContinueEngines = Annotated[
 ]
 _Shards = Annotated[
     int | None,
-    options.option(
-        "HARNESS_SHARDS", "Number of processes behind one address; --store is their directory.", min=1, max=256
-    ),
+    options.option("HARNESS_SHARDS", "Processes behind one address; --store is their directory.", min=1, max=256),
 ]
 _Strict = Annotated[
     bool, options.option("HARNESS_STRICT", "Refuse a model family that loses tools or tool calls.", "--strict")

@@ -18,8 +18,6 @@ _SHOWN = 60
 
 
 class JsonLinesFile:
-    """One JSON object a line."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._starts, position, count = array("q", [0]), 0, 0
@@ -138,8 +136,6 @@ _KINDS: dict[str, Callable[[Path], Rows]] = {".csv": CsvFile, ".parquet": Parque
 
 
 class DataSet:
-    """Files of a data set, one after the other, as `Rows`."""
-
     def __init__(self, path: Path, split: str | None) -> None:
         """Open a file or a folder. Raises `ScenarioError`."""
         self.files = find_data_files(path, split)

@@ -8,7 +8,7 @@ stopped agent continues even if the server is gone. Actions and undos without ta
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from harness.errors import HarnessError
@@ -21,8 +21,7 @@ from harness.rollouts.control.pause import paused_rollout
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
-from harness.suite.faults.restartable import KillableServer
-from harness.suite.faults.seams import Seams
+from harness.suite.faults.seams import KillableServer, Seams
 from harness.suite.scenarios.fault import ON_THE_NETWORK, Action, Fault
 
 _GATE_S = 60.0
@@ -62,32 +61,31 @@ class Moment(NamedTuple):
     session: int | None
     """Session that triggered it; None for the clock."""
     call: EngineCall | None
-    """Request that triggered it."""
 
     async def last(self) -> None:
         """Wait for the fault's duration."""
         await asyncio.sleep(self.fault.seconds or 0)
 
 
+@dataclass(slots=True)
 class Roster:
     """A scenario's sessions by id and position. Its rollouts are numbered from `first`."""
 
-    def __init__(self, scenario: str, server: KillableServer, first: int, seeds: Mapping[int, int]) -> None:
-        self.scenario = scenario
-        self._server = server
-        self._first = first
-        self.seeds = seeds
-        self._seen: dict[str, int] = {}
+    scenario: str
+    server: KillableServer
+    first: int
+    seeds: Mapping[int, int]
+    _seen: dict[str, int] = field(default_factory=dict)
 
     def present(self) -> dict[str, int]:
         """Return open sessions and their positions; none while the server is gone."""
-        there = {each: self.position_of(number) for each, number in self._server.open_sessions.items()}
+        there = {each: self.position_of(number) for each, number in self.server.open_sessions.items()}
         mine = {session_id: position for session_id, position in there.items() if position in self.seeds}
         self._seen |= mine
         return mine
 
     def position_of(self, number: int) -> int:
-        return number - self._first
+        return number - self.first
 
     def position(self, session_id: str) -> int | None:
         """Return a session's position, even if ended; None for other sessions."""
@@ -106,12 +104,14 @@ class Rollouts:
         self.may_begin.set()
 
 
+@dataclass(eq=False)
 class Actions:
-    def __init__(self, seams: Seams, manager: SessionManager, roster: Roster, rollouts: Rollouts) -> None:
-        self._seams = seams
-        self._manager = manager
-        self._roster = roster
-        self._rollouts = rollouts
+    seams: Seams
+    manager: SessionManager
+    roster: Roster
+    rollouts: Rollouts
+
+    def __post_init__(self) -> None:
         self.armed: dict[int, list[NetworkFault]] = {}
         """Faults of each session's next request."""
         self._table: Mapping[Action, Callable[[Moment], Awaitable[Effect]]] = {
@@ -134,38 +134,38 @@ class Actions:
     # On everything
 
     async def _drain(self, moment: Moment) -> Effect:
-        async with SessionServerClient(self._seams.server.address) as server:
+        async with SessionServerClient(self.seams.server.address) as server:
             report = await server.gate().drain(deadline_s=_GATE_S)
         closed, in_flight = _count(report.sessions_closed, "session"), _count(report.turns_in_flight, "turn")
         return Effect(f"{closed} closed, {in_flight} in flight", moment.last, self._open_gate)
 
     async def _pause(self, moment: Moment) -> Effect:
-        async with SessionServerClient(self._seams.server.address) as server:
+        async with SessionServerClient(self.seams.server.address) as server:
             report = await server.gate().pause(deadline_s=_GATE_S)
 
         async def stand_still() -> None:
-            engine = EngineInProcess(self._seams.engine)
-            async with paused_rollout([self._seams.server.address], [engine], _BUDGET):
+            engine = EngineInProcess(self.seams.engine)
+            async with paused_rollout([self.seams.server.address], [engine], _BUDGET):
                 await moment.last()
 
         did = f"{_count(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
         return Effect(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
-        async with SessionServerClient(self._seams.server.address) as server:
+        async with SessionServerClient(self.seams.server.address) as server:
             await server.gate().resume(deadline_s=_GATE_S)
 
     async def _end_rollout(self, moment: Moment) -> Effect:
-        pending = list(self._rollouts.running)
-        self._rollouts.may_begin.clear()
+        pending = list(self.rollouts.running)
+        self.rollouts.may_begin.clear()
 
         async def end() -> None:
             budget = replace(_BUDGET, agents_s=moment.fault.seconds or _AGENTS_S)
-            engine = EngineInProcess(self._seams.engine)
-            hooks = self._manager.abort_hooks()
+            engine = EngineInProcess(self.seams.engine)
+            hooks = self.manager.abort_hooks()
             report = await abort_rollout(
                 pending,
-                session_servers=[self._seams.server.address],
+                session_servers=[self.seams.server.address],
                 engine_workers=[engine],
                 agent_hooks=[hooks],
                 budget=budget,
@@ -174,33 +174,33 @@ class Actions:
                 raise HarnessError("; ".join(report.problems))
 
         async def go_on() -> None:
-            self._rollouts.may_begin.set()
+            self.rollouts.may_begin.set()
 
         return Effect(f"{_count(len(pending), 'rollout')} ended", end, go_on)
 
     async def _kill_server(self, moment: Moment) -> Effect:
-        if not self._seams.server.is_up:
+        if not self.seams.server.is_up:
             raise HarnessError("the server had been killed before, and was not back yet")
-        did = f"the server was killed with {_count(len(self._seams.server.open_sessions), 'session')}"
-        await self._seams.server.kill()
-        return Effect(did, moment.last, self._seams.server.start)
+        did = f"the server was killed with {_count(len(self.seams.server.open_sessions), 'session')}"
+        await self.seams.server.kill()
+        return Effect(did, moment.last, self.seams.server.start)
 
     async def _kill_engine(self, moment: Moment) -> Effect:
-        if not self._seams.engine_is_up:
+        if not self.seams.engine_is_up:
             raise HarnessError("the engine had been killed before, and was not back yet")
-        did = f"the engine was killed with {_count(len(self._seams.engine.live), 'request')}"
-        await self._seams.kill_engine()
+        did = f"the engine was killed with {_count(len(self.seams.engine.live), 'request')}"
+        await self.seams.kill_engine()
         if moment.fault.seconds is None:
             return Effect(did)
-        return Effect(did, moment.last, self._seams.start_engine)
+        return Effect(did, moment.last, self.seams.start_engine)
 
     # On one session, or on each of those that the fault names
 
     async def _abort_engine(self, moment: Moment) -> Effect:
         targets = self._targets(moment)
-        calls = [each for each in self._seams.engine.live.values() if each.session_id in targets]
+        calls = [each for each in self.seams.engine.live.values() if each.session_id in targets]
         for each in calls:
-            await self._seams.engine.abort_early(each)
+            await self.seams.engine.abort_early(each)
         return Effect(f"{_count(len(calls), 'request')} ended")
 
     async def _kill_agent(self, moment: Moment) -> Effect:
@@ -221,7 +221,7 @@ class Actions:
         return Effect(did, moment.last, go_on)
 
     async def _duplicate_request(self, moment: Moment) -> Effect:
-        repeated = sum(map(self._seams.agents.repeat, self._targets(moment)))
+        repeated = sum(map(self.seams.agents.repeat, self._targets(moment)))
         return Effect(f"{_count(repeated, 'request')} arrived again")
 
     async def _arm(self, moment: Moment) -> Effect:
@@ -235,13 +235,13 @@ class Actions:
         return Effect(f"the next request of {_count(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
-        return [session_id for session_id in session_ids if self._manager.signal_agent(session_id, number)]
+        return [session_id for session_id in session_ids if self.manager.signal_agent(session_id, number)]
 
     def _targets(self, moment: Moment) -> dict[str, int]:
         """Return the triggering session or, for the clock, all open sessions that the fault names."""
         if moment.call is not None and moment.session is not None:
             return {moment.call.session_id: moment.session}
-        present = self._roster.present().items()
+        present = self.roster.present().items()
         return {session_id: session for session_id, session in present if moment.fault.names(session)}
 
 

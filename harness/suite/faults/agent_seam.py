@@ -4,6 +4,7 @@ Repeats are byte for byte; dropped calls end as in a killed process. Everything 
 """
 
 import asyncio
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import NamedTuple
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.dialects.dialect import is_call
@@ -24,14 +24,6 @@ class ErrorAnswer(NamedTuple):
     session_id: str
     words: str
     """Status and code: `404 session_closed`."""
-
-
-class _Code(msgspec.Struct, frozen=True):
-    code: str | None = None
-
-
-class _RefusalBody(msgspec.Struct, frozen=True):
-    error: _Code = _Code()
 
 
 @dataclass(eq=False)
@@ -52,7 +44,6 @@ class _Arrival:
         self.scope = {**self.arrived_in, "state": {**self.arrived_in.get("state", {}), CONNECTION: self}}
 
     def leave(self) -> None:
-        """Close the client's side."""
         self._has_left.set()
         # The application notices a lost connection one loop iteration later; a retry may be faster.
         asyncio.get_running_loop().call_soon(self._tell_lost)
@@ -165,10 +156,10 @@ class AgentSeam:
                 status = message["status"]
             elif status >= HTTPStatus.BAD_REQUEST and not message.get("more_body"):
                 try:
-                    code = msgspec.json.decode(message.get("body", b""), type=_RefusalBody).error.code
-                except msgspec.DecodeError:
+                    code = json.loads(message.get("body", b""))["error"]["code"]
+                except (ValueError, LookupError, TypeError):  # of another form, or without a body
                     code = None
-                words = f"{status} {code or ''}".strip()
+                words = f"{status} {code if isinstance(code, str) else ''}".strip()
                 self.error_answers.append(ErrorAnswer(time.monotonic(), session_id, words))
             await send(message)
 

@@ -26,8 +26,6 @@ _KILLED = "the engine was killed, a fault of the scenario"
 
 
 class NetworkFault(NamedTuple):
-    """A fault of a request or its answer."""
-
     action: Action
     seconds: float | None = None
 
@@ -64,14 +62,11 @@ class TurnCount:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """A request under way."""
-
     request_id: str
     session_id: str
     turn: int
     """Number in its session, from 1."""
     is_first: bool
-    """True for a turn's first request."""
     tokens: int
     """Tokens of the turn's output so far."""
     faults: list[NetworkFault] = field(default_factory=list)
@@ -94,7 +89,6 @@ class EngineCall:
             raise self.error from None
 
     def fail(self, error: EngineError) -> None:
-        """End the request with `error`."""
         if self._scope is not None and self.error is None:
             self.error = error
             self._scope.reschedule(asyncio.get_running_loop().time())

@@ -24,11 +24,9 @@ class Bystander(msgspec.Struct, frozen=True, kw_only=True):
     turn: int
     """Model calls so far."""
     in_flight: bool
-    """True during a model call."""
     outcome: str = "unfinished"
     """`unfinished` when the run ended first."""
     turns: dict[str, int] = {}
-    """Final turns by status."""
     told: dict[str, int] = {}
     """Later error answers to its agent, by status and code."""
 
@@ -57,7 +55,6 @@ class Firing(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens sampled in that turn."""
     did: str = ""
     problem: str = ""
-    """Reason that it failed."""
     sessions: tuple[Bystander, ...] = ()
     ledger: Ledger = Ledger()
     """Sum over the sessions present."""
@@ -75,7 +72,6 @@ class FaultReport:
     firings: Sequence[Firing]
 
     def to_json(self) -> Json:
-        """Return the form of `result.json`."""
         firings = [msgspec.to_builtins(firing) for firing in self.firings]
         return {"action": self.fault.action, "trigger": self.fault.trigger, "fired": len(firings), "firings": firings}
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import msgspec
 
@@ -27,20 +28,20 @@ from harness.suite.faults.timeline import Event, Timeline, TimePassed, TokensSam
 from harness.suite.scenarios.fault import Fault
 
 
+@dataclass(eq=False)
 class FaultInjector:
     """Faults of a running scenario; the `Watcher` of its requests."""
 
-    def __init__(
-        self, faults: Sequence[Fault], roster: Roster, seams: Seams, manager: SessionManager, log: FaultLog
-    ) -> None:
-        self._faults = faults
-        self._roster = roster
-        self._seams = seams
-        self._manager = manager
-        self._log = log
+    faults: Sequence[Fault]
+    roster: Roster
+    seams: Seams
+    manager: SessionManager
+    log: FaultLog
+
+    def __post_init__(self) -> None:
         self._rollouts = Rollouts()
-        self._actions = Actions(seams, manager, roster, self._rollouts)
-        self._timeline = Timeline(faults, roster.seeds)
+        self._actions = Actions(self.seams, self.manager, self.roster, self._rollouts)
+        self._timeline = Timeline(self.faults, self.roster.seeds)
         self._began = time.monotonic()
         self._firings: list[Firing] = []
         self._ended: dict[int, Rollout] = {}
@@ -51,8 +52,8 @@ class FaultInjector:
     async def active(self) -> AsyncIterator[None]:
         """Inject faults during the block, then complete the log."""
         self._began = time.monotonic()
-        before = self._log.read()
-        self._seams.engine.watcher = self
+        before = self.log.read()
+        self.seams.engine.watcher = self
 
         async def watch_clock() -> None:
             while (moment := self._timeline.next_second()) is not None:
@@ -63,7 +64,7 @@ class FaultInjector:
         try:
             yield
         finally:
-            self._seams.engine.watcher = None
+            self.seams.engine.watcher = None
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
             for task in self._applying:
@@ -72,7 +73,7 @@ class FaultInjector:
                 ended = await asyncio.gather(*self._applying, return_exceptions=True)
             finally:
                 # Even if cancelled while undos run.
-                self._log.replace([*before, *map(self._complete, self._firings)])
+                self.log.replace([*before, *map(self._complete, self._firings)])
             bugs = [each for each in ended if isinstance(each, Exception)]
             if bugs:  # `_apply` records the errors that a fault may raise
                 raise bugs[0]
@@ -82,8 +83,8 @@ class FaultInjector:
     async def run(self, task: AgentTask, number: int) -> Rollout | None:
         """Run `task` within reach of `end_rollout`. Returns None if that cancelled it."""
         await self._rollouts.may_begin.wait()
-        session = self._roster.position_of(number)
-        running = asyncio.create_task(self._manager.run(task), name=f"rollout {number}")
+        session = self.roster.position_of(number)
+        running = asyncio.create_task(self.manager.run(task), name=f"rollout {number}")
         self._rollouts.running[running] = session
         try:
             await asyncio.wait([running])
@@ -99,33 +100,33 @@ class FaultInjector:
 
     def has_met(self, number: int) -> bool:
         """Return True if a fault fired during the rollout."""
-        return self._roster.position_of(number) in self._met
+        return self.roster.position_of(number) in self._met
 
     # Events
 
     async def on_request(self, call: EngineCall) -> None:
-        session = self._roster.position(call.session_id)
+        session = self.roster.position(call.session_id)
         if session is not None:
             call.faults += self._actions.armed.pop(session, ())
             if call.is_first:
                 await self._fire(TurnBegan(session, call.turn), call)
 
     async def on_tokens(self, call: EngineCall) -> None:
-        session = self._roster.position(call.session_id)
+        session = self.roster.position(call.session_id)
         if session is not None:
             await self._fire(TokensSampled(session, call.turn, call.tokens), call)
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        session = self._roster.position(call.session_id)
+        session = self.roster.position(call.session_id)
         return session is not None and self._timeline.counts_tokens(session, call.turn)
 
     # Faults that are due
 
     async def _fire(self, event: Event, call: EngineCall | None) -> None:
         for due in self._timeline.after(event):
-            fault = self._faults[due.position]
+            fault = self.faults[due.position]
             firing = Firing(
-                scenario=self._roster.scenario,
+                scenario=self.roster.scenario,
                 fault=due.position,
                 action=fault.action,
                 trigger=fault.trigger,
@@ -137,7 +138,7 @@ class FaultInjector:
                 sessions=tuple(self._bystanders()),
             )
             self._firings.append(firing)
-            self._log.append(firing)
+            self.log.append(firing)
             self._met |= {bystander.session for bystander in firing.sessions}
             has_applied = asyncio.Event()
             applying = self._apply(len(self._firings) - 1, call, has_applied)
@@ -146,7 +147,7 @@ class FaultInjector:
 
     async def _apply(self, position: int, call: EngineCall | None, has_applied: asyncio.Event) -> None:
         firing = self._firings[position]
-        fault = self._faults[firing.fault]
+        fault = self.faults[firing.fault]
         try:
             try:
                 effect = await self._actions.apply(Moment(fault, firing.session, call))
@@ -169,19 +170,19 @@ class FaultInjector:
     # Reports
 
     def _bystanders(self) -> list[Bystander]:
-        in_flight = {call.session_id for call in self._seams.engine.live.values()}
-        there = sorted(self._roster.present().items(), key=lambda item: item[1])
+        in_flight = {call.session_id for call in self.seams.engine.live.values()}
+        there = sorted(self.roster.present().items(), key=lambda item: item[1])
         return [
-            Bystander(session=session, turn=self._seams.engine.turns_begun(each), in_flight=each in in_flight)
+            Bystander(session=session, turn=self.seams.engine.turns_begun(each), in_flight=each in in_flight)
             for each, session in there
         ]
 
     def _complete(self, firing: Firing) -> Firing:
-        later = [each for each in self._seams.agents.error_answers if each.at >= self._began + firing.at_s]
+        later = [each for each in self.seams.agents.error_answers if each.at >= self._began + firing.at_s]
         rollouts: list[Rollout] = []
         completed: list[Bystander] = []
         for bystander in firing.sessions:
-            told = Counter(each.words for each in later if self._roster.position(each.session_id) == bystander.session)
+            told = Counter(each.words for each in later if self.roster.position(each.session_id) == bystander.session)
             completed.append(msgspec.structs.replace(bystander, told=dict(told)))
             rollout = self._ended.get(bystander.session)
             if rollout is not None:

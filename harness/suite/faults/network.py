@@ -17,6 +17,7 @@ from aiohttp import web
 
 from harness.engines.remote.address import EngineAddress
 from harness.suite.faults.engine_seam import DEADLINE_S, NetworkFault
+from harness.suite.scenarios.fault import Action
 
 _LOOPBACK = "127.0.0.1"
 _MAX_BODY_BYTES = 1 << 30
@@ -34,16 +35,8 @@ class _Broken(Exception):
 class _Passage:
     request: web.Request
     faults: list[NetworkFault] = field(default_factory=list)
-    _is_malformed: bool = False
-    _is_cut: bool = False
-
-    def is_malformed(self) -> bool:
-        """Return True if the rest must not be JSON."""
-        return self._is_malformed
-
-    def is_cut(self) -> bool:
-        """Return True if the next chunk must break off."""
-        return self._is_cut
+    in_the_answer: set[Action] = field(default_factory=set)
+    """Faults of the next chunk, which breaks off, or of the rest, which is not JSON."""
 
     def reset(self) -> None:
         if self.request.transport is not None:
@@ -60,13 +53,13 @@ class _Passage:
                     await asyncio.sleep(fault.seconds or DEADLINE_S)
                     raise _Broken
                 case "malformed_reply":
-                    self._is_malformed = True
+                    self.in_the_answer.add(fault.action)
                 case "engine_500" if not has_begun:
                     return web.json_response({"error": {"message": "a fault of the scenario"}}, status=500)
                 case _ if has_begun:
                     raise _Broken
                 case _:
-                    self._is_cut = True
+                    self.in_the_answer.add("cut_connection")
         return None
 
 
@@ -153,7 +146,7 @@ class FaultProxy:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
         url = self._upstream + request.path_qs
         async with self._http.request(request.method, url, data=body, headers=headers) as upstream:
-            if passage.is_malformed():
+            if "malformed_reply" in passage.in_the_answer:
                 await upstream.read()
                 is_stream = upstream.content_type == "text/event-stream"
                 return web.Response(body=_EVENT if is_stream else _NO_JSON, content_type=upstream.content_type)
@@ -162,11 +155,11 @@ class FaultProxy:
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
                 await passage.apply_faults(has_begun=True)
-                if passage.is_cut():
+                if "cut_connection" in passage.in_the_answer:
                     await response.write(chunk[: len(chunk) // 2])
                     raise _Broken
                 await response.write(chunk)
-                if passage.is_malformed():
+                if "malformed_reply" in passage.in_the_answer:
                     await response.write(_EVENT)
                     break
             await response.write_eof()
@@ -174,8 +167,6 @@ class FaultProxy:
 
 
 class FaultyNetwork:
-    """Proxies in front of an engine's servers."""
-
     def __init__(self, proxies: Sequence[FaultProxy]) -> None:
         self._proxies = proxies
 
@@ -193,7 +184,6 @@ class FaultyNetwork:
         await asyncio.gather(*(proxy.kill() for proxy in self._proxies[:first]))
 
     async def revive(self, first: int | None = None) -> None:
-        """Undo `kill`."""
         await asyncio.gather(*(proxy.revive() for proxy in self._proxies[:first]))
 
 

@@ -13,8 +13,6 @@ from harness.suite.scenarios.fault import Fault
 
 
 class TurnBegan(NamedTuple):
-    """A session makes a model call."""
-
     session: int
     turn: int
 

@@ -17,7 +17,7 @@ from harness.suite.record.rollout_table import (
     REPLAYED,
     RolloutRecord,
     find_inherited,
-    find_replayed,
+    find_superseded,
     has_table,
     reading_run,
 )
@@ -50,7 +50,7 @@ def ledger_of(database: Path, final: Sequence[RolloutRecord]) -> Ledger:
         undelivered.append(Ledger(late, dropped={DropReason.UNDELIVERED: late} if late else {}))
     counted = {record.session_id for record in final}
     with reading_run(database) as connection:
-        replayed = {attempt.session_id for attempt in find_replayed(connection)}
+        replayed = {each.session_id for each in find_superseded(connection) if each.is_final}
         inherited = find_inherited(connection, counted) - counted
     dropped = Counter[str]()
     for session_id, tokens in generated.items():

@@ -44,7 +44,6 @@ def main(check: str) -> None:
 
 
 def score(path: str, request: dict[str, object]) -> dict[str, object]:
-    """Return the score, or the check's error."""
     try:
         # Anew for each session, so that no global survives.
         check = runpy.run_path(path)

@@ -67,7 +67,6 @@ class PromptRewards:
         return sum(reward >= PASSING for reward in self.rewards.values())
 
     def to_json(self) -> Json:
-        """Return the form of `result.json`."""
         return {
             "group": self.group,
             "samples": len(self.rewards),

@@ -33,7 +33,6 @@ class Score:
     reason: str = ""
     """The check's words for its reward."""
     error: str | None = None
-    """Reason that a check gave no reward."""
 
 
 class StandingCheck:

@@ -20,10 +20,6 @@ class Verdict(NamedTuple):
     seen: str
     holds: bool
 
-    def to_json(self) -> Json:
-        """Return the form of `result.json`."""
-        return self._asdict()
-
 
 def judge(checks: Checks, records: Sequence[RolloutRecord]) -> list[Verdict]:
     """Decide a scenario's checks on its rollouts."""

@@ -128,7 +128,6 @@ class Witness:
 
     @property
     def counted(self) -> int:
-        """Tokens by the engines' counters."""
         return sum(each.counted for each in self.heard)
 
     @property
@@ -167,7 +166,6 @@ class Witness:
         return f"difference {self.difference:,}" + (f" of at most {unknown:,} unknown" if unknown else "")
 
     def to_json(self) -> Json:
-        """Return the form of `result.json`."""
         return {
             "engines": self.counted if self.heard else None,
             "scored": self.scored,

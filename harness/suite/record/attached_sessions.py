@@ -74,7 +74,6 @@ class AttachedSessions:
 
 
 def count_attached(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return the sampled tokens of each counted session."""
     return dict(connection.execute(_COUNTED)) if has_table(connection, "attached_sessions") else {}
 
 

@@ -7,25 +7,27 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict
 
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import SCENARIO_FILE, ScenarioFolder, check_files, find_scenarios, load_scenario
-from harness.suite.scenarios.scenario import EngineSpec, KnownEngine, RunningServers, Scenario, ServicesSpec
-from harness.suite.scenarios.validation import validate
+from harness.suite.scenarios.scenario import (
+    EngineSpec,
+    KnownEngine,
+    KnownFilter,
+    RunningServers,
+    Scenario,
+    ServicesSpec,
+)
+from harness.suite.scenarios.validation import Strict, validate
 from harness.suite.tasks.harbor_task import PLAYED
 
 _FIXED = frozenset({"name", "schema_version", "prompts_file"})
 """Keys of the scenario's identity and format."""
 
 
-class _StrictFile(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class Overrides(_StrictFile):
+class Overrides(Strict):
     """Command line options that override scenarios."""
 
     server: str | None = None
@@ -37,21 +39,16 @@ class Overrides(_StrictFile):
     template: str | None = None
     """Bundled name or absolute path of a chat template."""
     agent: str | None = None
-    """Agent in place of the scenario's."""
     seed: int | None = None
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
-    filter: list[str] | None = None
+    filter: list[KnownFilter] | None = None
     """Conditions on rows, besides those of the scenario."""
     limit: int | None = None
-    """Rows to keep."""
     shuffle: int | None = None
-    """Seed of the rows' order."""
     epochs: int | None = None
-    """Passes over the rows."""
 
     def over(self, other: Self) -> Self:
-        """Complete these overrides from `other`."""
         return other.model_copy(update=self.model_dump(exclude_none=True))
 
     def apply(self, scenario: Scenario) -> Scenario:
@@ -79,7 +76,7 @@ class Overrides(_StrictFile):
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes), **instead})
 
 
-class ScenarioEntry(_StrictFile):
+class ScenarioEntry(Strict):
     """A resolved scenario, with file digests."""
 
     directory: str
@@ -87,7 +84,7 @@ class ScenarioEntry(_StrictFile):
     scenario: Scenario
 
 
-class RunConfig(_StrictFile):
+class RunConfig(Strict):
     schema_version: Literal[1] = 1
     suite: str
     overrides: Overrides
@@ -115,10 +112,8 @@ class RunConfig(_StrictFile):
 
     def check_unchanged(self, now: "RunConfig") -> None:
         """Raise `RunError` with one line per difference."""
-        lines = list(differences(self.model_dump(mode="json"), now.model_dump(mode="json")))
-        if lines:
-            changes = "\n".join(f"  {line}" for line in lines)
-            raise RunError(f"the configuration has changed since the run began; undo it or start a new run:\n{changes}")
+        problem = "the configuration has changed since the run began; undo it or start a new run"
+        require_equal(self.model_dump(mode="json"), now.model_dump(mode="json"), problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +162,13 @@ def differences(before: Any, now: Any, key: str = "") -> Iterator[str]:
             yield from differences(old, new, f"{key}[{position}]")
     elif before != now:
         yield f"{key}: {before!r} -> {now!r}"
+
+
+def require_equal(before: Any, now: Any, problem: str) -> None:
+    """Raise `RunError` with `problem` and one line per difference."""
+    lines = [f"  {line}" for line in differences(before, now)]
+    if lines:
+        raise RunError("\n".join([f"{problem}:", *lines]))
 
 
 def _play(scenario: Scenario, agent: str) -> Scenario:

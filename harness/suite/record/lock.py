@@ -12,7 +12,7 @@ from typing import Any
 import harness
 from harness.credentials import hide_secrets
 from harness.errors import RunError
-from harness.suite.record.config import differences
+from harness.suite.record.config import require_equal
 from harness.types import Json
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -60,7 +60,4 @@ def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | 
 
 def check_same_engine(before: Json, now: Json, remedy: str = "start a new run") -> None:
     """Raise `RunError` with one line per difference."""
-    lines = list(differences(before, now))
-    if lines:
-        changes = "\n".join(f"  {line}" for line in lines)
-        raise RunError(f"the engine is not the one the run began with; {remedy}:\n{changes}")
+    require_equal(before, now, f"the engine is not the one the run began with; {remedy}")

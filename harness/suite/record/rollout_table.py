@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 import msgspec
 
@@ -60,12 +60,8 @@ INSERT INTO rollouts
 SELECT ?1, COALESCE(MAX(attempt) + 1, 0), ?2, ?3, ?4 FROM rollouts WHERE number = ?1
 """
 
-_REPLAYED = """
-SELECT number, record FROM rollouts AS earlier WHERE is_final
-AND EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
-"""
 _SUPERSEDED = """
-SELECT json_extract(record, '$.session_id') FROM rollouts AS earlier
+SELECT number, json_extract(record, '$.session_id'), is_final FROM rollouts AS earlier
 WHERE EXISTS (SELECT 1 FROM rollouts WHERE number = earlier.number AND attempt > earlier.attempt)
 """
 _LAST = "SELECT rowid, record FROM rollouts WHERE number = ? ORDER BY attempt DESC LIMIT 1"
@@ -130,7 +126,6 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     samples: Sequence[Json]
     seconds: float
     figures: dict[str, float] = {}
-    """The check's figures, by name."""
     reason: str = ""
     """The check's words for the reward."""
     met_fault: bool = False
@@ -190,13 +185,7 @@ class StoredSamples(Sequence[Json]):
             [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
         yield from msgspec.json.decode(record, type=_OnlySamples).samples
 
-    @overload
-    def __getitem__(self, index: int) -> Json: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Json]: ...
-
-    def __getitem__(self, index: int | slice) -> Json | list[Json]:
+    def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
 
     def __eq__(self, other: object) -> bool:
@@ -212,15 +201,11 @@ class _OnlySamples(msgspec.Struct):
     samples: list[Json]
 
 
-class _OnlySession(msgspec.Struct):
-    session_id: str | None
-
-
-class ReplayedAttempt(NamedTuple):
-    """A final attempt superseded on request."""
-
+class SupersededAttempt(NamedTuple):
     number: int
     session_id: str | None
+    is_final: bool
+    """True if it was replayed on request."""
 
 
 class RolloutLog:
@@ -277,19 +262,14 @@ class RolloutLog:
             self._connection.execute(_AMEND, (msgspec.json.encode(record).decode(), rowid))
 
     def last_attempts(self) -> dict[int, RolloutRecord]:
-        """Return each rollout's last record, by number."""
         with disk_failures(self._path):
             return _last_attempts(self._path, self._connection)
 
 
-def find_replayed(connection: sqlite3.Connection) -> list[ReplayedAttempt]:
-    """Return the final attempts that later attempts superseded."""
-    if not has_table(connection, "rollouts"):
-        return []
-    return [
-        ReplayedAttempt(number, msgspec.json.decode(row, type=_OnlySession).session_id)
-        for number, row in connection.execute(_REPLAYED)
-    ]
+def find_superseded(connection: sqlite3.Connection) -> list[SupersededAttempt]:
+    """Return the attempts that later attempts superseded."""
+    found = connection.execute(_SUPERSEDED) if has_table(connection, "rollouts") else ()
+    return [SupersededAttempt(*row) for row in found]
 
 
 def find_inherited(connection: sqlite3.Connection, heirs: Iterable[str | None]) -> set[str]:
@@ -314,8 +294,7 @@ def read_rollouts(path: Path) -> dict[int, RolloutRecord]:
 def read_superseded(path: Path) -> set[str | None]:
     """Return the session ids of superseded attempts."""
     with reading_run(path) as connection:
-        found = connection.execute(_SUPERSEDED) if has_table(connection, "rollouts") else ()
-        return {session_id for (session_id,) in found}
+        return {attempt.session_id for attempt in find_superseded(connection)}
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures
+from harness.machine.disk import disk_failures, sync
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
@@ -40,11 +40,35 @@ _STAMP = r"-\d{8}-\d{6}(-\d+)?"
 """Suffix added by `new_run_path`; tells suite `abort` from `abort-often`."""
 
 
+class _Inside:
+    """Path of one name in the run directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: "RunDirectory", _: object) -> Path:
+        return run.path / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Paths of a run directory; the files may not exist."""
 
     path: Path
+
+    config = _Inside("config.toml")
+    lock = _Inside("lock.json")
+    database = _Inside("run.db")
+    sessions = _Inside("sessions")
+    """Agents' working directories."""
+    checkpoints = _Inside("checkpoints")
+    weights = _Inside("weights.json")
+    audit = _Inside("audit.json")
+    faults = _Inside("faults.jsonl")
+    witness = _Inside("witness.json")
+    result = _Inside("result.json")
+    samples_jsonl = _Inside("samples.jsonl")
+    samples_parquet = _Inside("samples.parquet")
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> Self:
@@ -70,55 +94,6 @@ class RunDirectory:
                 directory.config.unlink()
                 raise
         return directory
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def lock(self) -> Path:
-        return self.path / "lock.json"
-
-    @property
-    def database(self) -> Path:
-        return self.path / "run.db"
-
-    @property
-    def sessions(self) -> Path:
-        """Agents' working directories."""
-        return self.path / "sessions"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        return self.path / "weights.json"
-
-    @property
-    def audit(self) -> Path:
-        return self.path / "audit.json"
-
-    @property
-    def faults(self) -> Path:
-        return self.path / "faults.jsonl"
-
-    @property
-    def witness(self) -> Path:
-        return self.path / "witness.json"
-
-    @property
-    def result(self) -> Path:
-        return self.path / "result.json"
-
-    @property
-    def samples_jsonl(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def samples_parquet(self) -> Path:
-        return self.path / "samples.parquet"
 
     @property
     def is_complete(self) -> bool:
@@ -152,12 +127,10 @@ class RunDirectory:
             yield
 
     def write_text(self, path: Path, text: str) -> None:
-        """Replace a file atomically."""
         with disk_failures(path), _replacing(path) as scratch:
             scratch.write_text(text, encoding="utf-8")
 
     def write_json(self, path: Path, value: Json) -> None:
-        """Replace a file atomically."""
         self.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
     def write_samples(self, samples: Iterable[Sample]) -> bool:
@@ -218,8 +191,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     try:
         yield scratch
         # Sync before the rename, or a crash could leave an empty file under the final name.
-        with scratch.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(scratch)
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -132,10 +132,6 @@ class AttachedServices(Services):
     client: AttachedClient
     say: Callable[[str], None]
 
-    @property
-    def tokenizer(self) -> None:
-        """See `Services`; the server does not report it."""
-
     def open_manager(self) -> SessionManager:
         return SessionManager(self.address.url, admin_token=self.address.admin_token, client=self.client)
 
@@ -174,8 +170,7 @@ async def attach(
             identity = described.serves
             _require_guard(choice, identity)
             say(f"running on {choice.url}: {identity['engine']} with {identity['model']}")
-            model = identity["model"]
-            yield AttachedServices(address, model, identity, described.engines, client, say)
+            yield AttachedServices(address, identity["model"], identity, described.engines, None, client, say)
 
 
 async def _describe(client: SessionServerClient, deadline_s: float) -> ServerDescription:

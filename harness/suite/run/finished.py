@@ -6,7 +6,6 @@ scores those that wait for the final weights. `write` adds the scores to the rec
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from harness.machine.deadlines import within
 from harness.rollouts.manager import SessionManager
@@ -17,13 +16,6 @@ from harness.types import Sample
 _LOOK_EVERY_S = 0.02
 
 
-@dataclass(slots=True)
-class _QueuedSample:
-    number: int
-    recorded: Sample | None = None
-    """None before the record is written."""
-
-
 class FinishedSamples:
     """Queue of one scenario."""
 
@@ -32,16 +24,23 @@ class FinishedSamples:
         """Queued samples; a sweep may replace them one by one."""
         self._manager = manager
         self._log = log
-        self._kept: list[_QueuedSample] = []
+        self._numbers: list[int] = []
+        """Rollout of each sample."""
+        self._recorded: list[Sample | None] = []
+        """Samples as they were recorded; None before the record is written."""
 
     def add(self, number: int, samples: Sequence[Sample]) -> None:
         """Queue a rollout's samples. Do not await between the manager's return and this call."""
         self.samples += samples
-        self._kept += [_QueuedSample(number) for _ in samples]
+        self._numbers += [number] * len(samples)
+        self._recorded += [None] * len(samples)
 
     def record(self, number: int) -> tuple[Sample, ...]:
         """Return a rollout's samples for its record, and mark them recorded."""
-        return tuple(self._mark(number))
+        places = [place for place, each in enumerate(self._numbers) if each == number]
+        for place in places:
+            self._recorded[place] = self.samples[place]
+        return tuple(self.samples[place] for place in places)
 
     async def catch_up(self, *, deadline_s: float) -> int:
         """Wait for sessions being collected. Returns how many are late."""
@@ -57,18 +56,8 @@ class FinishedSamples:
 
     def write(self) -> None:
         """Update the records of samples scored since. Raises `StoreError`."""
-        changed = {
-            kept.number
-            for kept, sample in zip(self._kept, self.samples, strict=True)
-            if kept.recorded is not None and kept.recorded is not sample
-        }
-        for number in sorted(changed):
-            self._log.amend(number, [sample_to_json(sample) for sample in self._mark(number)])
-
-    def _mark(self, number: int) -> list[Sample]:
-        found = []
-        for kept, sample in zip(self._kept, self.samples, strict=True):
-            if kept.number == number:
-                kept.recorded = sample
-                found.append(sample)
-        return found
+        kept = zip(self._numbers, self._recorded, self.samples, strict=True)
+        for number in sorted(
+            {number for number, recorded, now in kept if recorded is not None and recorded is not now}
+        ):
+            self._log.amend(number, [sample_to_json(sample) for sample in self.record(number)])

@@ -33,8 +33,6 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 class Interrupts:
-    """Stop requests to this process."""
-
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()

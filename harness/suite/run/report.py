@@ -19,20 +19,14 @@ from harness.types import Json
 
 
 class RunStatus(StrEnum):
+    """Exit codes have the same names."""
+
     PASSED = "passed"
     CHECKS_FAILED = "checks_failed"
     INTERRUPTED = "interrupted"
     """Stopped by the user; can be resumed."""
     INFRASTRUCTURE = "infrastructure"
     """Engine or harness failed rollouts; can be resumed."""
-
-
-EXIT_OF_STATUS = {
-    RunStatus.PASSED: ExitCode.PASSED,
-    RunStatus.CHECKS_FAILED: ExitCode.CHECKS_FAILED,
-    RunStatus.INTERRUPTED: ExitCode.INTERRUPTED,
-    RunStatus.INFRASTRUCTURE: ExitCode.INFRASTRUCTURE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +37,6 @@ class ScenarioReport:
     verdicts: Sequence[Verdict]
     faults: Sequence[FaultReport] = ()
     replayed: int = 0
-    """Sessions replayed on request."""
 
     @classmethod
     def of(
@@ -113,7 +106,6 @@ class ScenarioReport:
 
     @property
     def pass_at(self) -> dict[int, float]:
-        """Estimates of pass@k, by k."""
         return pass_at(self.prompts)
 
     @property
@@ -140,7 +132,7 @@ class ScenarioReport:
             "prompts": [prompt.to_json() for prompt in self.prompts],
             "ledger": ledger_json(self.ledger),
             "faults": [fault.to_json() for fault in self.faults],
-            "checks": [verdict.to_json() for verdict in self.verdicts],
+            "checks": [verdict._asdict() for verdict in self.verdicts],
             "rollouts": [
                 {
                     "number": record.number,
@@ -180,7 +172,7 @@ class RunReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        return EXIT_OF_STATUS[self.status]
+        return ExitCode[self.status.name]
 
     @property
     def is_complete(self) -> bool:

@@ -26,7 +26,7 @@ from harness.suite.judge.accounting import account_run
 from harness.suite.judge.witness import Witness
 from harness.suite.record.config import SuiteSelection
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
-from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord, find_replayed, reading_run
+from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord, find_superseded, reading_run
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.audited import RunAudit, auditing, read_audit
@@ -60,7 +60,6 @@ class SuiteRun:
     goes_on: bool = False
     """True if the rollouts in `only` begin with their records."""
     otlp_endpoint: str | None = None
-    """Collector for spans, if any."""
 
     async def execute(self) -> RunReport:
         """Run the rollouts in `only`, or all not final, and report. Raises `HarnessError`, not for a user's stop."""
@@ -111,7 +110,7 @@ class SuiteRun:
                 return
             lock = read_lock(self.directory.lock)
             check_same_engine(lock["digests"].setdefault(choice.key, services.identity), services.identity)
-            lock = note_engine(lock, choice.key, services.engines, services.tokenizer)
+            lock = note_engine(lock, choice.key, services.engines, services.model_dir)
             self.directory.write_json(self.directory.lock, lock)
             await services.close_abandoned_sessions()
             async with read_engine_counts(choice.key, services, self.directory):
@@ -158,7 +157,7 @@ class SuiteRun:
         firings = FaultLog(self.directory.faults).read()
         hearings = read_token_readings(self.directory)
         with reading_run(self.directory.database) as connection:
-            replayed = {attempt.number for attempt in find_replayed(connection)}
+            replayed = {each.number for each in find_superseded(connection) if each.is_final}
         scenarios = [
             ScenarioReport.of(
                 folder,

@@ -24,8 +24,7 @@ from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
-from harness.suite.faults.restartable import KillableLane
-from harness.suite.faults.seams import EngineServers, Seams, open_seams
+from harness.suite.faults.seams import KillableLane, Seams, open_seams
 from harness.suite.run.model_program import make_model
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.tokens.model_family import open_chat_tokenizer
@@ -53,9 +52,7 @@ class EngineChoice(NamedTuple):
     forces_tokens: bool = False
     """True if sessions bring a script."""
     template: Path | None = None
-    """Chat template that replaces the model's."""
     model_program: Path | None = None
-    """Program that makes the model, instead of `model`."""
     model_seed: int = 0
     teachers: tuple[TeacherSpec, ...] = ()
 
@@ -111,11 +108,8 @@ class Services(ABC):
     """Identity of engine and tokenizer, for `lock.json`."""
     engines: list[str]
     """Programs that sample, with versions."""
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> Path | None:
-        """Tokenizer folder, if known."""
+    model_dir: Path | None
+    """Folder of the model's tokenizer, if known."""
 
     @abstractmethod
     def open_manager(self) -> SessionManager:
@@ -138,14 +132,10 @@ class Services(ABC):
 class OwnServices(Services):
     """Engine and session server of this run alone."""
 
-    engine: TokenProvider
     model_dir: Path
+    engine: TokenProvider
     seams: Seams | None = None
     """Places to inject faults; None without faults."""
-
-    @property
-    def tokenizer(self) -> Path:
-        return self.model_dir
 
     def open_manager(self) -> SessionManager:
         return SessionManager(self.address.url, admin_token=self.address.admin_token)
@@ -193,13 +183,12 @@ async def serve_engine(
         specs = [LaneSpec(engine, model_dir, env=guard) for engine in choice.lanes]
         lanes = [await stack.enter_async_context(KillableLane(spec, say)) for spec in specs]
         kind, urls = _servers_of(choice, lanes)
-        engine_servers, seams, around = None, None, alone
+        network, seams, around = None, None, alone
         if choice.faults_of is not None and urls:
             require_package("aiohttp", "run", "faults before engine servers")
             from harness.suite.faults.network import open_network
 
             urls, network = await stack.enter_async_context(open_network(urls))  # faults can break it
-            engine_servers = EngineServers(network, lanes)
         engine: TokenProvider
         if choice.has_router:
             require_package("aiohttp", "run", "a router")
@@ -219,7 +208,7 @@ async def serve_engine(
             serving = serve(engine, chat_tokenizer, open_store(database), settings, around=around)
             url = (await stack.enter_async_context(serving)).url
         else:
-            opening = open_seams(engine, chat_tokenizer, database, settings, engine_servers, around=around)
+            opening = open_seams(engine, chat_tokenizer, database, settings, network, lanes=lanes, around=around)
             seams = await stack.enter_async_context(opening)
             url = seams.server.url
         identity = serving_identity(engine.capabilities, chat_tokenizer)
@@ -227,7 +216,7 @@ async def serve_engine(
             await all_join(routed, urls)
             identity["engine"] = choice.name  # not the first worker's name
         address = SessionServerAddress(url, admin_token)
-        yield OwnServices(address, engine.capabilities.model, identity, programs_of(engine), engine, model_dir, seams)
+        yield OwnServices(address, engine.capabilities.model, identity, programs_of(engine), model_dir, engine, seams)
 
 
 def _servers_of(choice: EngineChoice, lanes: Sequence[KillableLane]) -> tuple[str, Sequence[str]]:

@@ -100,36 +100,31 @@ class _Watch:
                 return self.ended > since.ended
 
 
+@dataclass
 class _Schedule:
-    def __init__(
-        self,
-        weights: Weights,
-        services: OwnServices,
-        finished: FinishedSamples,
-        directory: RunDirectory,
-        say: Callable[[str], None],
-    ) -> None:
-        self._weights = weights
-        self._services = services
-        self._finished = finished
-        self._directory = directory
-        self._say = say
-        self._can_score = services.engine.capabilities.logprob_scale is LogprobScale.RAW
-        self._budget = UpdateBudget(sweep_s=weights.sweep_s)
+    weights: Weights
+    services: OwnServices
+    finished: FinishedSamples
+    directory: RunDirectory
+    say: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._can_score = self.services.engine.capabilities.logprob_scale is LogprobScale.RAW
+        self._budget = UpdateBudget(sweep_s=self.weights.sweep_s)
         self._updater = WeightUpdater(
-            [services.engine],
-            [services.address],
-            mode=PauseMode(weights.mode),
+            [self.services.engine],
+            [self.services.address],
+            mode=PauseMode(self.weights.mode),
             budget=self._budget,
-            unconsumed=finished.samples if self._can_score else None,
+            unconsumed=self.finished.samples if self._can_score else None,
         )
         self._began = time.monotonic()
         self._reports: list[Json] = []
 
     async def run(self) -> None:
         watch = _Watch()
-        async with SessionServerClient(self._services.address) as server:
-            for version, update in enumerate(self._weights.updates, start=1):
+        async with SessionServerClient(self.services.address) as server:
+            for version, update in enumerate(self.weights.updates, start=1):
                 since = _Watch(dict(watch.turns_of), ended=watch.ended)
                 watch.look(await server.sessions())
                 while not watch.is_time(update, since):
@@ -137,18 +132,18 @@ class _Schedule:
                     watch.look(await server.sessions())
                 # A session collected after this sweep has met the live version.
                 await self._sweep_sessions(server)
-                late = await self._finished.catch_up(deadline_s=self._budget.sweep_s + self._budget.gate_s)
+                late = await self.finished.catch_up(deadline_s=self._budget.sweep_s + self._budget.gate_s)
                 if late:
-                    self._say(f"weights {version}: {late} rollouts are still being collected and miss its sweep")
+                    self.say(f"weights {version}: {late} rollouts are still being collected and miss its sweep")
                 await self._carry_out(version, update)
-                self._finished.write()
+                self.finished.write()
 
     async def settle_the_last(self) -> None:
         """Score what waits for the final weights, after the last session."""
         request = await self._sweep_request()
         if request is not None and self._can_score:
-            await sweep_samples([self._services.engine], self._finished.samples, request)
-        self._finished.write()
+            await sweep_samples([self.services.engine], self.finished.samples, request)
+        self.finished.write()
 
     async def _sweep_sessions(self, server: SessionServerClient) -> None:
         request = await self._sweep_request()
@@ -159,10 +154,10 @@ class _Schedule:
 
     async def _sweep_request(self) -> SweepRequest | None:
         try:
-            await self._services.engine.read_version()
+            await self.services.engine.read_version()
         except EngineError:  # the update meets the same error and reports it
             return None
-        version = known_version(self._services.engine.weight_version)
+        version = known_version(self.services.engine.weight_version)
         if version is None:
             return None
         return SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
@@ -170,11 +165,11 @@ class _Schedule:
     async def _carry_out(self, version: int, update: PlannedUpdate) -> None:
         at_s = time.monotonic() - self._began
         async with self._updater.update(version) as running:
-            await running.apply((self._directory.checkpoints / str(version)).resolve())
+            await running.apply((self.directory.checkpoints / str(version)).resolve())
         report = running.report
         settled = int(report.telemetry()["weights/proximal_tokens_settled"])
         problems = f"; {'; '.join(report.problems)}" if report.problems else ""
-        self._say(
+        self.say(
             f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
             f" the sweep settled {settled} tokens{problems}"
         )
@@ -191,4 +186,4 @@ class _Schedule:
                 "problems": list(report.problems),
             }
         )
-        self._directory.write_json(self._directory.weights, {"updates": self._reports})
+        self.directory.write_json(self.directory.weights, {"updates": self._reports})

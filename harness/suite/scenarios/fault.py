@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from harness.suite.scenarios.validation import Strict
 
 Action = Literal[
     "abort_engine",
@@ -43,9 +45,7 @@ _TAKES_SECONDS: frozenset[Action] = _NEEDS_SECONDS | {
 _TRIGGERS = ("at_turn", "at_second", "probability")
 
 
-class Fault(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
+class Fault(Strict):
     action: Action
     at_turn: int | None = Field(default=None, ge=1)
     """A session's n-th model call, from 1."""

@@ -50,10 +50,7 @@ class PlannedRollout:
         return {
             **script,
             "metadata": {"scenario": scenario.name, "rollout": self.number},
-            "limits": scenario.limits.model_dump(exclude_none=True),
-            "sampling": {**scenario.sampling.model_dump(exclude_none=True), "seed": self.seed},
-            "after_incomplete": scenario.after_incomplete,
-            **scenario.variables,
+            **scenario.session(self.seed),
         }
 
 
@@ -69,11 +66,9 @@ class ScenarioPlan:
     """Numbers of the rollouts, all or some of the scenario's."""
 
     def keep(self, wanted: Callable[[int], bool]) -> Self:
-        """Plan the `wanted` numbers only."""
         return replace(self, numbers=array("q", filter(wanted, self.numbers)))
 
     def find(self, number: int) -> PlannedRollout:
-        """Plan rollout `number`."""
         scenario = self.folder.scenario
         position, sample = divmod(number - self.first, scenario.samples_per_prompt)
         seed = derive_seed(scenario.seed, position, sample)

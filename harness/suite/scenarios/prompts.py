@@ -61,7 +61,6 @@ class ScenarioPrompts:
 
     @property
     def files(self) -> Sequence[Path]:
-        """Files of the data set or the tasks."""
         return self._rows.files if isinstance(self._rows, DataSet | TaskRows) else ()
 
     @cached_property
@@ -153,8 +152,6 @@ class ScenarioPrompts:
 
 
 class _InlineRows:
-    """Prompts of `scenario.toml` as rows."""
-
     columns = tuple(Prompt.model_fields)
 
     def __init__(self, source: Path, prompts: Sequence[Prompt]) -> None:

@@ -1,11 +1,11 @@
 """Content of `scenario.toml` as strict models. Each prompt is a group of `samples_per_prompt` sessions."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import AfterValidator, Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from harness.engines.connect import EngineName
@@ -17,7 +17,7 @@ from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.suite.data.filters import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
-from harness.suite.scenarios.validation import WHOLE_SENTENCE
+from harness.suite.scenarios.validation import WHOLE_SENTENCE, Strict
 from harness.types import Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
@@ -56,11 +56,10 @@ RunningServers = Annotated[str, _checked_by(require_running_servers)]
 """`sglang=URL[,URL]` or `vllm=URL[,URL]`."""
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+KnownFilter = Annotated[str, _checked_by(Filter.parse)]
 
 
-class AgentSpec(_Strict):
+class AgentSpec(Strict):
     """Program or function that plays the scenario."""
 
     profile: str | None = None
@@ -111,7 +110,7 @@ class AgentSpec(_Strict):
         return self.profile or self.function or shlex.join(self.command)
 
 
-class RepeatGuardSpec(_Strict):
+class RepeatGuardSpec(Strict):
     """Repeat guard of the engine: as `RepeatTerminateConfig`, but enabled."""
 
     enabled: bool = True
@@ -137,7 +136,7 @@ class RepeatGuardSpec(_Strict):
         return RepeatTerminateConfig(**self.model_dump())
 
 
-class EngineSpec(_Strict):
+class EngineSpec(Strict):
     """Engine of the model calls."""
 
     name: KnownEngine = "local"
@@ -153,13 +152,13 @@ class EngineSpec(_Strict):
     """Required repeat guard. Default: the environment's."""
 
 
-class LaneGroup(_Strict):
+class LaneGroup(Strict):
     engine: Literal["sglang", "vllm", "local"]
     """`local` is the harness's engine as a server."""
     count: int = Field(default=1, ge=1, le=16)
 
 
-class ServicesSpec(_Strict):
+class ServicesSpec(Strict):
     """Servers to start, and running engines."""
 
     lanes: list[LaneGroup] = Field(default_factory=list)
@@ -188,7 +187,7 @@ class ServicesSpec(_Strict):
         return ServicesSpec(lanes=lanes, workers=[*others, *workers], router=True)
 
 
-class TeacherTable(_Strict):
+class TeacherTable(Strict):
     """Engine that scores sampled tokens."""
 
     engine: TeacherEngine
@@ -198,14 +197,14 @@ class TeacherTable(_Strict):
     """Most likely tokens that it returns per sampled token; with some, training uses them."""
 
 
-class AuditSpec(_Strict):
+class AuditSpec(Strict):
     """Comparison of sampled tokens with the trainer's weights, while the run goes on."""
 
     share: float = Field(gt=0, le=1)
     """Share of the rollouts."""
 
 
-class Prompt(_Strict):
+class Prompt(Strict):
     """A group of sessions."""
 
     text: str | None = None
@@ -223,7 +222,7 @@ class Prompt(_Strict):
         return self
 
 
-class DataSpec(_Strict):
+class DataSpec(Strict):
     """Rows of `prompts` or `prompts_file` that run, and what their columns are."""
 
     split: str | None = None
@@ -234,7 +233,7 @@ class DataSpec(_Strict):
     """Columns for agent, game and check."""
     check_metadata: list[str] = Field(default_factory=list)
     """Columns for the check alone."""
-    filter: list[Annotated[str, _checked_by(Filter.parse)]] = Field(default_factory=list)
+    filter: list[KnownFilter] = Field(default_factory=list)
     """Conditions such as `level<3`, all of which must hold."""
     shuffle: int | None = Field(default=None, ge=0)
     """Seed of a random order, another one in each epoch."""
@@ -256,7 +255,7 @@ class DataSpec(_Strict):
         return [*([] if self.prompt is None else [self.prompt]), *self.metadata, *self.check_metadata]
 
 
-class LimitsSpec(_Strict):
+class LimitsSpec(Strict):
     turns: int | None = Field(default=None, ge=1)
     tokens_per_turn: int | None = Field(default=None, ge=1)
     tokens_per_session: int | None = Field(default=None, ge=1)
@@ -264,7 +263,7 @@ class LimitsSpec(_Strict):
     """Weight updates that a branch may span."""
 
 
-class Sampling(_Strict):
+class Sampling(Strict):
     """Sampling parameters that override the agent's."""
 
     temperature: float | None = Field(default=None, ge=0)
@@ -273,7 +272,7 @@ class Sampling(_Strict):
     min_p: float | None = Field(default=None, ge=0, le=1)
 
 
-class PlannedUpdate(_Strict):
+class PlannedUpdate(Strict):
     """One change of the weights."""
 
     when: Literal["in_turn", "in_tool_call", "session_ended"]
@@ -282,7 +281,7 @@ class PlannedUpdate(_Strict):
     """Turns of all sessions since the previous update."""
 
 
-class Weights(_Strict):
+class Weights(Strict):
     """Weight updates, with generated checkpoints."""
 
     updates: list[PlannedUpdate] = Field(min_length=1)
@@ -295,7 +294,7 @@ class Weights(_Strict):
     """Seconds to score what waits for the outgoing version."""
 
 
-class Checks(_Strict):
+class Checks(Strict):
     """Conditions on a finished run, besides its ledger."""
 
     min_finished: int | None = Field(default=None, ge=0)
@@ -324,7 +323,7 @@ class Checks(_Strict):
     """Seconds for `check.py` per session."""
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     schema_version: Literal[1]
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")]
     description: str
@@ -361,73 +360,67 @@ class Scenario(_Strict):
     checks: Checks = Field(default_factory=Checks)
 
     @model_validator(mode="after")
-    def _has_one_engine(self) -> Self:
-        if self.services is not None:
-            # A default name counts as not given.
-            if self.engine.name != EngineSpec().name:
-                raise ValueError("engine.name or services, and not both")
-            if self.engine.script is not None and not self.engine.force_script:
-                raise ValueError("no engine.script beside services without engine.force_script: lanes have weights")
+    def _is_possible(self) -> Self:
+        if expected := next(self._find_missing(), None):
+            raise ValueError(expected)
+        return self
+
+    def _find_missing(self) -> Iterator[str]:
+        """Yield what tables that do not fit together lack or have too much."""
+        # A default name counts as not given.
+        if self.services is not None and self.engine.name != EngineSpec().name:
+            yield "engine.name or services, and not both"
+        if self.services is not None and self.engine.script is not None and not self.engine.force_script:
+            yield "no engine.script beside services without engine.force_script: lanes have weights"
         if self.engine.force_script and self.engine.script is None:
-            raise ValueError("engine.script beside engine.force_script")
-        return self
-
-    @model_validator(mode="after")
-    def _has_teachers(self) -> Self:
-        missing = set() if self.train is None else self.train.teachers.keys() - self.teachers.keys()
-        off = {name for name, table in self.teachers.items() if table.when == "off"}
-        if missing or (self.train is not None and off.intersection(self.train.teachers)):
-            raise ValueError("a table teachers.NAME that is not off for each name in train.teachers")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_box(self) -> Self:
+            yield "engine.script beside engine.force_script"
+        taught = () if self.train is None else self.train.teachers.keys()
+        if not {name for name, table in self.teachers.items() if table.when != "off"}.issuperset(taught):
+            yield "a table teachers.NAME that is not off for each name in train.teachers"
         box = self.agent.sandbox
         if self.harbor is None and box.kind in CONTAINERS and box.image is None:
-            raise ValueError(f"agent.sandbox.image beside {box.kind}")
+            yield f"agent.sandbox.image beside {box.kind}"
         if self.harbor is not None and (box.kind == NONE or self.train is not None):
-            raise ValueError("agent.sandbox.kind beside harbor, and no train")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_trained_on(self) -> Self:
-        if self.train is None:
-            return self
-        if self.train.budget % self.samples_per_prompt:
-            raise ValueError(
-                f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
-                f" not {self.train.budget}"
-            )
-        if self.train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
-            raise ValueError(f"samples_per_prompt of at least 2 beside train.advantage = {self.train.advantage!r}")
-        for table in ("weights", "faults"):
-            if getattr(self, table):
-                raise ValueError(f"no {table} beside train, which changes the weights itself")
-        return self
-
-    @model_validator(mode="after")
-    def _signals_processes_only(self) -> Self:
+            yield "agent.sandbox.kind beside harbor, and no train"
+        if self.train is not None:
+            yield from self._find_missing_to_train(self.train)
         # Signals go to the agent's process group.
         signals = sorted({fault.action for fault in self.faults} & SIGNALS)
         if signals and self.agent.function is not None:
-            raise ValueError(f"no {' and no '.join(signals)} beside agent.function, which has no process of its own")
-        return self
+            yield f"no {' and no '.join(signals)} beside agent.function, which has no process of its own"
 
-    @property
-    def variables(self) -> Json:
-        """Template variables and rows for `POST /sessions`; empty keeps a profile's."""
+    def _find_missing_to_train(self, train: TrainSpec) -> Iterator[str]:
+        if train.budget % self.samples_per_prompt:
+            yield (
+                f"train.rollouts_per_step as a multiple of samples_per_prompt, which is {self.samples_per_prompt}, and"
+                f" not {train.budget}"
+            )
+        if train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
+            yield f"samples_per_prompt of at least 2 beside train.advantage = {train.advantage!r}"
+        for table in ("weights", "faults"):
+            if getattr(self, table):
+                yield f"no {table} beside train, which changes the weights itself"
+
+    def session(self, seed: int) -> Json:
+        """Return the body of `POST /sessions`, without metadata."""
         stated = {"template_variables": self.template_variables, "record": self.record}
-        return {name: value for name, value in stated.items() if value}
+        return {
+            "limits": self.limits.model_dump(exclude_none=True),
+            "sampling": {**self.sampling.model_dump(exclude_none=True), "seed": seed},
+            "after_incomplete": self.after_incomplete,
+            **{name: value for name, value in stated.items() if value},  # empty keeps a profile's
+        }
 
     @property
     def teacher_specs(self) -> tuple[TeacherSpec, ...]:
         """Teachers that are not off. Raises `ScenarioError`."""
+        own = "" if self.services is not None else self.engine.name
         specs = tuple(
             replace(TeacherSpec.parse(f"{name}={table.engine}", TeachAfter(table.when)), top_k=table.top_k)
             for name, table in self.teachers.items()
             if table.when != "off"
         )
-        check_teachers(specs, *([self.engine.name] if self.services is None else self.services.workers))
+        check_teachers(specs, own)
         return specs
 
     @property

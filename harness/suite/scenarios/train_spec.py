@@ -2,14 +2,12 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from harness.suite.scenarios.validation import Strict
 
 
-class _StrictTable(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-class LossSpec(_StrictTable):
+class LossSpec(Strict):
     """Token loss and normalizer."""
 
     name: Literal["cross_entropy", "ppo", "grpo", "decoupled_ppo"] = "grpo"
@@ -24,7 +22,7 @@ class LossSpec(_StrictTable):
     """Cap on a token's proximal-to-behavior weight in `decoupled_ppo`."""
 
 
-class OptimizerSpec(_StrictTable):
+class OptimizerSpec(Strict):
     """AdamW, one update per step."""
 
     learning_rate: float = Field(default=2e-4, gt=0)
@@ -35,7 +33,7 @@ class OptimizerSpec(_StrictTable):
     """Largest gradient norm."""
 
 
-class PackingSpec(_StrictTable):
+class PackingSpec(Strict):
     """Packing of segments."""
 
     length: int = Field(default=4096, ge=2)
@@ -46,7 +44,7 @@ class PackingSpec(_StrictTable):
     """Handling of segments longer than a pack."""
 
 
-class BatchSpec(_StrictTable):
+class BatchSpec(Strict):
     """Rollouts of a step, as a product."""
 
     per_device: int = Field(default=1, ge=1)
@@ -55,14 +53,14 @@ class BatchSpec(_StrictTable):
     """Batches per update."""
 
 
-class CheckpointSpec(_StrictTable):
+class CheckpointSpec(Strict):
     """Model folders to keep; those for `--resume` always stay."""
 
     every: int = Field(default=0, ge=0)
     """Steps between checkpoints; 0 keeps only the last."""
 
 
-class TrainSpec(_StrictTable):
+class TrainSpec(Strict):
     rollouts_per_step: int = Field(default=0, ge=0)
     """Multiple of `samples_per_prompt`; 0 uses the product of `batch`."""
     batch: BatchSpec | None = None

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.errors import ScenarioError
@@ -17,6 +17,12 @@ WHOLE_SENTENCE = "whole_sentence"
 """Type of an error with a complete message."""
 
 _MAX_SHOWN = 60
+
+
+class Strict(BaseModel):
+    """Table of a file, without conversions and unknown keys; docstrings of its keys go into the schema."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 def validate(model: type[_Model], data: Any, *, source: Path | str) -> _Model:

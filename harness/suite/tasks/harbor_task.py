@@ -113,7 +113,6 @@ class HarborTask:
 
     @property
     def dockerfile(self) -> Path | None:
-        """Recipe of the image, if any."""
         path = self.directory / "environment" / DOCKERFILE
         return path if path.is_file() else None
 

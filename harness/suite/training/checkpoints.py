@@ -39,7 +39,6 @@ class Checkpoints:
         learner.load_state(folder)
 
     def save_state(self, learner: Learner) -> None:
-        """Write the state before the commit."""
         folder = self._states / str(learner.step)
         shutil.rmtree(folder, ignore_errors=True)  # left by a run killed before its commit
         learner.save_state(folder)

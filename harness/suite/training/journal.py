@@ -13,6 +13,7 @@ because the same policy sampled them.
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -29,44 +30,38 @@ from harness.training.collector.step_outcome import PackedStep, TrainedStep
 from harness.training.learner.learner import Learner
 
 
+@dataclass
 class TrainingJournal:
-    """A `StepJournal` in `directory`. Methods raise `StoreError`. `is_guarded`: every engine has proved its guard."""
+    """A `StepJournal` in `directory`. Methods raise `StoreError`."""
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        table: StepTable,
-        checkpoints: Checkpoints,
-        *,
-        seed: int,
-        packing_length: int,
-        is_guarded: bool,
-    ) -> None:
-        self.directory = directory
-        self._table = table
-        self._checkpoints = checkpoints
-        self._seed = seed
-        self._packing_length = packing_length
-        self._is_guarded = is_guarded
-        self._steps = StepFile(directory.path / "steps.jsonl")
-        self._telemetry = StepFile(directory.path / TELEMETRY_FILE)
-        self._record: StepRecord | None = None
+    directory: RunDirectory
+    table: StepTable
+    checkpoints: Checkpoints
+    seed: int
+    packing_length: int
+    is_guarded: bool
+    """True if every engine has proved its guard."""
+    _record: StepRecord | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._steps = StepFile(self.directory.path / "steps.jsonl")
+        self._telemetry = StepFile(self.directory.path / TELEMETRY_FILE)
 
     def restore(self, learner: Learner) -> None:
         """Undo what was not committed, and load the last state. Blocks. Raises `RunError` or `LearnerError`."""
-        steps = self._table.position.step
+        steps = self.table.position.step
         self._steps.cut(steps)
         self._telemetry.cut(steps)
-        self._checkpoints.restore(learner, steps)
+        self.checkpoints.restore(learner, steps)
 
     async def planned(self, step: int) -> None:
-        await asyncio.to_thread(self._table.plan, step)
+        await asyncio.to_thread(self.table.plan, step)
 
     async def packed(self, step: PackedStep) -> None:
         """See `StepJournal`. Raises `LedgerImbalance`."""
-        seed_base = derive_seed(self._seed, step.collected.step)
+        seed_base = derive_seed(self.seed, step.collected.step)
         record = StepRecord.of(step, seed_base, book_step(step))
-        self._record = await asyncio.to_thread(self._table.collect, record)
+        self._record = await asyncio.to_thread(self.table.collect, record)
 
     async def commit(
         self, trained: TrainedStep, learner: Learner, audited: Mapping[str, float] | None = None
@@ -76,13 +71,13 @@ class TrainingJournal:
         assert record is not None, "a step is collected before it is committed"
 
         def commit() -> dict[str, float]:
-            figures = step_telemetry(trained, record, packing_length=self._packing_length, is_guarded=self._is_guarded)
+            figures = step_telemetry(trained, record, packing_length=self.packing_length, is_guarded=self.is_guarded)
             figures |= audited or {}
-            self._checkpoints.save_state(learner)
+            self.checkpoints.save_state(learner)
             self._steps.append(record.to_line())
             self._telemetry.append(msgspec.json.encode(figures))
-            self._table.commit(record.step)
-            self._checkpoints.remove_states(but=learner.step)
+            self.table.commit(record.step)
+            self.checkpoints.remove_states(but=learner.step)
             return figures
 
         return await to_the_end(asyncio.to_thread(commit))  # cannot stop the thread: keep the run's locks until it ends

@@ -1,4 +1,4 @@
-"""Result of a training run: printed, in `result.json`, and for `--json`."""
+"""Result of a training run, in `result.json` and for `--json`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import msgspec
 from harness.sessions.ledger import Ledger
 from harness.suite.exits import ExitCode
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.report import EXIT_OF_STATUS, RunStatus
+from harness.suite.run.report import RunStatus, ledger_json
 from harness.suite.training.step_file import StepFile
 from harness.types import Json
 
@@ -29,7 +29,6 @@ class TrainReport:
     """Figures of committed steps, in order."""
     ledger: Ledger
     seconds: float
-    """Duration of this process."""
     audit: Json | None = None
 
     @property
@@ -42,24 +41,7 @@ class TrainReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        return EXIT_OF_STATUS[self.status]
-
-    @property
-    def text(self) -> str:
-        ledger = self.ledger
-        first, last = _show(self._reward(first=True)), _show(self._reward())
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(ledger.dropped.items()))
-        dropped = f"{sum(ledger.dropped.values()):,} dropped{f' ({reasons})' if reasons else ''}"
-        books = f"{ledger.sources} = {ledger.trained:,} trained + {ledger.masked:,} masked + {dropped}"
-        return "\n".join(
-            [
-                f"steps    {len(self.telemetry)} of {self.wanted}, {self.seconds:.1f} s",
-                f"reward   {first} in the first ten steps, {last} in the last ten",
-                f"ledger   {books}; difference {ledger.difference}",
-                *(f"audit    {verdict}" for verdict in (self.audit or {}).get("verdicts", ())),
-                f"run      {self.directory}",
-            ]
-        )
+        return ExitCode[self.status.name]
 
     def to_json(self) -> Json:
         """Return the content of `result.json`."""
@@ -71,7 +53,7 @@ class TrainReport:
             "steps_wanted": self.wanted,
             "reward_mean_first_ten": self._reward(first=True),
             "reward_mean_last_ten": self._reward(),
-            "ledger": {**self.ledger.to_json(), "difference": self.ledger.difference},
+            "ledger": ledger_json(self.ledger),
             "seconds": self.seconds,
             **({} if self.audit is None else {"audit": self.audit}),
         }
@@ -85,7 +67,3 @@ def read_telemetry(directory: RunDirectory, steps: int) -> list[dict[str, float]
     """Read the first `steps` steps' figures. Raises `StoreError`."""
     lines = StepFile(directory.path / TELEMETRY_FILE).read()[:steps]
     return [msgspec.json.decode(line, type=dict[str, float]) for line in lines]
-
-
-def _show(reward: float | None) -> str:
-    return "-" if reward is None else f"{reward:.3f}"

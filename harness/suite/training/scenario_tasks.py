@@ -3,9 +3,13 @@
 Groups take the prompts in turn. The metadata `group_seed`, equal within a group, lets scenarios generate tasks.
 """
 
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.errors import ScenarioError
+from harness.machine.disk import make_way
 from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.rollouts.seeds import derive_seed
@@ -17,12 +21,39 @@ from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
-from harness.suite.training.workdirs import Workdirs
 from harness.tokens.matching import normal_form
 from harness.training.collector.groups import GroupIndex, RolloutIndex
 from harness.types import Json
 
 GROUP_SEED = "group_seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Workdirs:
+    """Agents' working directories below `path`: a folder per step, in it one per rollout."""
+
+    path: Path
+
+    def of(self, index: RolloutIndex) -> Path:
+        group = index.group
+        return self.path / str(group.step) / f"{group.number}-{index.member}-{index.attempt}"
+
+    def clear(self, index: RolloutIndex) -> None:
+        """Remove what a killed process left."""
+        make_way(self.of(index))
+
+    def forget(self, before: int, carried: Collection[GroupIndex]) -> None:
+        """Remove directories of groups begun before step `before`, except `carried` ones. Ignores errors."""
+        for folder in self.path.glob("*"):
+            if not folder.name.isdecimal() or int(folder.name) >= before:
+                continue
+            stay = {str(group.number) for group in carried if group.step == int(folder.name)}
+            for workdir in folder.glob("*"):
+                # Includes directories that a killed process left.
+                if workdir.name.partition("-")[0] not in stay:
+                    make_way(workdir)
+            with suppress(OSError):  # not empty
+                folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +72,14 @@ class ScenarioTasks:
 
     def task_of(self, index: RolloutIndex) -> AgentTask:
         scenario, prompt = self.folder.scenario, self._prompt_of(index.group)
-        spec = scenario.agent
-        limits = scenario.limits.model_dump(exclude_none=True)
-        sampling = {**scenario.sampling.model_dump(exclude_none=True), "seed": index.seed(self.seed)}
         return AgentTask(
             agent=self.agent,
             prompt=self.folder.text_of(prompt),
             workdir=self.workdirs.of(index),
             model=self.model,
-            deadline_s=spec.deadline_s,
-            session={
-                "limits": limits,
-                "sampling": sampling,
-                "after_incomplete": scenario.after_incomplete,
-                **scenario.variables,
-            },
-            request_kwargs=spec.request_kwargs,
+            deadline_s=scenario.agent.deadline_s,
+            session=scenario.session(index.seed(self.seed)),
+            request_kwargs=scenario.agent.request_kwargs,
             metadata={**prompt.metadata, GROUP_SEED: self._group_seed(index.group)},
         )
 

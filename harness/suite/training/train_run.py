@@ -86,9 +86,7 @@ class TrainRun:
     metrics_port: int | None = None
     """Port for Prometheus; 0 is any free port."""
     otlp_endpoint: str | None = None
-    """Collector for spans, if any."""
     stores: Sequence[StepStore] = ()
-    """Stores of metrics that get the figures of each step."""
     around_learner: Callable[[Learner], Learner] | None = None
 
     async def execute(self) -> TrainReport:
@@ -139,7 +137,7 @@ class TrainRun:
                 return
             lock = read_lock(directory.lock)
             check_same_engine(lock["digests"].setdefault("engine", services.identity), services.identity)
-            lock = note_engine(note_start(lock), choice.key, services.engines, services.tokenizer)
+            lock = note_engine(note_start(lock), choice.key, services.engines, services.model_dir)
             directory.write_json(directory.lock, lock)
             await services.close_abandoned_sessions()
             stores = ExitStack()

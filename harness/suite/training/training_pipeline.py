@@ -22,8 +22,7 @@ from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.scenario_tasks import ScenarioTasks
-from harness.suite.training.workdirs import Workdirs
+from harness.suite.training.scenario_tasks import ScenarioTasks, Workdirs
 from harness.training.collector.groups import (
     CreditRule,
     RolloutIndex,
@@ -75,22 +74,17 @@ class KeptRollouts:
         await self.source.give_back(session_id)
 
     async def _find(self, index: RolloutIndex) -> ScoredRollout | None:
-
-        def find() -> ScoredRollout | None:
-            kept = self.table.recall(index)
-            if kept is None:
-                self.workdirs.clear(index)
-            return kept
-
         self._sought.add(index)
         try:
-            return await asyncio.to_thread(find)
+            kept = await asyncio.to_thread(self.table.recall, index)
+            if kept is None:
+                await asyncio.to_thread(self.workdirs.clear, index)
+            return kept
         finally:
             self._sought.remove(index)
 
 
 def rules_of(scenario: Scenario, train: TrainSpec) -> StepRules:
-    """Return the rules for collecting groups."""
     return StepRules(
         StepBudget(train.budget, scenario.samples_per_prompt),
         concurrency=train.decode_micro_batch or scenario.concurrency,

@@ -7,7 +7,7 @@ import pytest
 
 from harness.lab.lanes import LaneSpec, find_lanes
 from harness.machine.process_name import members
-from harness.suite.faults.restartable import KillableLane
+from harness.suite.faults.seams import KillableLane
 
 
 async def test_a_killed_server_comes_back_at_its_address(spec: LaneSpec) -> None:

@@ -5,12 +5,16 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.cli.runs.progress import SILENCE_S, RunProgress, RunStatus
+from harness.cli.runs.progress import SILENCE_S, RunProgress
 from harness.rollouts.client.session_server import SessionSummary
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.ledger import Ledger
 from harness.suite.record.rollout_table import RecordedSession, RolloutRecord
+from harness.suite.scenarios.folder import find_scenarios
+from harness.suite.scenarios.plan import plan_rollouts
 from harness.viewer.live.live_reading import LiveSessions
+
+_PLANNED = plan_rollouts(find_scenarios("quickstart"))[0].find(0)
 
 
 class _Clock:
@@ -64,17 +68,20 @@ def test_a_pipe_is_never_silent_for_two_seconds():
 
 def test_the_standing_has_pace_states_and_what_is_left():
     """Tokens per second over ended and live sessions, and the time left at the pace since it was taken up."""
-    standing = RunStatus()
-    standing.begin(total=10, done=4)
+    clock = _Clock()
+    progress = RunProgress(Console(file=io.StringIO()), is_resumed=False, clock=clock)
+    progress.begin(total=10, done=4)
     for _ in range(2):
-        standing.begin_rollout(100.0)
-    standing.look(_sessions({4: 100, 5: 50}), 101.0)
-    standing.end_rollout(_record(4, 130))
-    standing.look(_sessions({5: 70}, "tool"), 103.0)
-    line = standing.words(104.0)
+        progress.begin_rollout(_PLANNED)
+    clock.now += 1
+    progress.look(_sessions({4: 100, 5: 50}))
+    progress.end_rollout(_record(4, 130))
+    clock.now += 2
+    progress.look(_sessions({5: 70}, "tool"))
+    line = progress.words(clock.now + 1)
 
     assert line == "5 of 10 ended, 1 running (1 tool), 25 tokens/s, about 0:20 left"
-    assert standing.live.rates["s/5"] == 10.0
+    assert progress.live.rates["s/5"] == 10.0
 
 
 def test_a_server_that_answers_slowly_has_a_speed():
@@ -94,7 +101,7 @@ def test_a_thousand_sessions_fit_on_a_terminal(height: int):
     progress = RunProgress(console, is_resumed=False)
     progress.begin(1_000, 0)
     for _ in range(1_000):
-        progress.standing.begin_rollout(0.0)
+        progress.begin_rollout(_PLANNED)
     progress.look(_sessions(dict.fromkeys(range(100), 1)))
     console.print(progress.draw())
     lines = screen.getvalue().splitlines()
@@ -109,7 +116,7 @@ def test_a_server_moves_no_cursor():
     console = Console(file=screen, width=100, height=20, force_terminal=True, color_system=None)
     progress = RunProgress(console, is_resumed=False)
     progress.begin(1, 0)
-    progress.standing.begin_rollout(0.0)
+    progress.begin_rollout(_PLANNED)
     progress.look(_sessions({0: 1}, "\x1b[2J\x07[bold]"))
     console.print(progress.draw())
 

@@ -12,8 +12,8 @@ from harness.errors import StoreFull
 from harness.rollouts.control.abort_report import Keep
 from harness.server.store.memory import MemoryStore
 from harness.sessions.session import Session
+from harness.suite.training.scenario_tasks import Workdirs
 from harness.suite.training.training_pipeline import KeptRollouts
-from harness.suite.training.workdirs import Workdirs
 from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_table import StepTable
 from tests.collector.staged_source import StagedSource

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.suite.training.workdirs import Workdirs
+from harness.suite.training.scenario_tasks import Workdirs
 from tests.unit.collector.packed_steps import index_of
 
 

@@ -5,10 +5,11 @@ import re
 import struct
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from harness.cli.look.report import ReportFormat, report
+from harness.cli.look.report import Format, report
 from harness.errors import RunError
 from harness.suite.record.rundir import RunDirectory
 from harness.viewer.exports.export import ExportFormat
@@ -69,7 +70,7 @@ def test_tensorboard_reads_the_figures_of_the_report(run: RunDirectory, tmp_path
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "events"
-    report(run.path, out=out, kind=ReportFormat.TENSORBOARD)
+    report(run.path, out=out, kind="tensorboard")
     read = EventAccumulator(str(out))
     read.Reload()
     found = {key: [(event.step, event.value) for event in read.Scalars(key)] for key in read.Tags()["scalars"]}
@@ -78,7 +79,7 @@ def test_tensorboard_reads_the_figures_of_the_report(run: RunDirectory, tmp_path
         key: [(step, struct.unpack("f", struct.pack("f", value))[0]) for step, value in values]
         for key, values in _expected(run).items()
     }
-    report(run.path, out=tmp_path / "again", kind=ReportFormat.TENSORBOARD)
+    report(run.path, out=tmp_path / "again", kind="tensorboard")
     assert [path.read_bytes() for path in out.iterdir()] == [
         path.read_bytes() for path in (tmp_path / "again").iterdir()
     ]
@@ -103,8 +104,8 @@ def test_wandb_reads_the_figures_of_the_report(run: RunDirectory, tmp_path: Path
     assert found == _expected(run)
 
 
-@pytest.mark.parametrize("kind", list(ReportFormat))
-def test_nothing_is_overwritten_and_nothing_is_left_behind(run: RunDirectory, tmp_path: Path, kind: ReportFormat):
+@pytest.mark.parametrize("kind", get_args(Format))
+def test_nothing_is_overwritten_and_nothing_is_left_behind(run: RunDirectory, tmp_path: Path, kind: Format):
     """A folder with something in it, a file, a path that is no run."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine").touch()
@@ -121,7 +122,7 @@ def test_nothing_is_overwritten_and_nothing_is_left_behind(run: RunDirectory, tm
 def test_a_package_that_is_missing_is_named(run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    for kind in (ReportFormat.TENSORBOARD, ReportFormat.WANDB):
+    for kind in ("tensorboard", "wandb"):
         with pytest.raises(RunError, match=rf"session-harness\[{kind}\]"):
             report(run.path, out=tmp_path / "events", kind=kind)
     assert not (tmp_path / "events").exists()
@@ -129,4 +130,4 @@ def test_a_package_that_is_missing_is_named(run: RunDirectory, tmp_path: Path, m
 
 def test_the_command_line_offers_every_format():
     """Its list is a copy, because the other one takes NumPy to import."""
-    assert list(map(str, ReportFormat)) == list(map(str, ExportFormat))
+    assert list(get_args(Format)) == list(map(str, ExportFormat))

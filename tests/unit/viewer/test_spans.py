@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from harness.cli.look.report import ReportFormat, report
+from harness.cli.look.report import report
 from harness.server.telemetry.tracing.spans import ATTRIBUTES
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
@@ -38,7 +38,7 @@ def _spans(record: Json, line: SessionLine | None = None) -> list[Span]:
 
 def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
     """Session, turns and engine requests with the times of the record, each below the one that it is part of."""
-    report(run.path, out=tmp_path / "spans", kind=ReportFormat.OTEL)
+    report(run.path, out=tmp_path / "spans", kind="otel")
     text = (tmp_path / "spans" / SPANS_FILE).read_text("utf-8")
     lines = look_at(run.path).sessions
 
@@ -71,7 +71,7 @@ def test_a_run_has_a_trace_per_session(run: RunDirectory, tmp_path: Path):
         assert {key for span in spans for key in said(span)} <= set(ATTRIBUTES)
     assert [spans[0].status.code for spans in traces] == [1, 2]
     assert len({spans[0].trace_id for spans in traces}) == 2
-    report(run.path, out=tmp_path / "again", kind=ReportFormat.OTEL)
+    report(run.path, out=tmp_path / "again", kind="otel")
     assert (tmp_path / "again" / SPANS_FILE).read_text("utf-8") == text
 
 
@@ -120,7 +120,7 @@ def test_a_session_that_is_damaged_is_said_and_the_others_are_there(
             "UPDATE turns SET created_at = -1e300 WHERE session_id = (SELECT min(session_id) FROM turns)"
         )
         connection.commit()
-    report(run.path, out=tmp_path / "spans", kind=ReportFormat.OTEL)
+    report(run.path, out=tmp_path / "spans", kind="otel")
 
     assert "5 spans, 1 missing" in capsys.readouterr().out
     assert len((tmp_path / "spans" / SPANS_FILE).read_text("utf-8").splitlines()) == 1

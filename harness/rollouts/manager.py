@@ -28,8 +28,7 @@ from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRunner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.ended_session import read_record
-from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
+from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient, read_record
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
 from harness.rollouts.control.engines import EngineServer

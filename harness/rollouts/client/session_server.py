@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay, wait_exponential
 
-from harness.errors import RunError, SessionServerError, StoreFull
+from harness.errors import HarnessError, RunError, SessionServerError, StoreFull
 from harness.rollouts.client.connections import (
     BRIEF,
     HELD,
@@ -34,6 +34,7 @@ from harness.samples.codec import samples_from_tensors
 from harness.samples.turn_rewards import TurnRewards, reward_turns
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
+from harness.sessions.record import empty_record
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.token_rows import RoutedExperts
 from harness.turn_ends import TurnStatus
@@ -153,7 +154,9 @@ class RoutedWorker(NamedTuple):
 class Collected(NamedTuple):
     facts: SessionFacts
     session: Json
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
+    lost: str | None = None
+    """Reason for no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +337,15 @@ def _may_repeat(error: BaseException) -> bool:
 def _may_create(error: BaseException) -> bool:
     # Waiting does not help a full disk: an operator has to free space.
     return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
+
+
+async def read_record(client: SessionServerClient, session_id: str, *, end_s: float) -> Collected:
+    """End a session, then read its record: calls in flight belong to it (I4)."""
+    try:
+        await client.end(session_id, within_s=end_s)
+        return await client.collect(session_id)
+    except HarnessError as error:
+        return Collected(SessionFacts(phase=""), empty_record(None, None), lost=str(error))
 
 
 def ask_server(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:

@@ -1,6 +1,5 @@
 """`agent.log`: an agent's output, bounded on disk and in memory."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -94,19 +93,3 @@ def read_last_lines(path: Path, most: int) -> list[str] | None:
     except OSError:  # there is none, or the agent has put something else there
         return None
     return [line.strip() for line in lines if line.strip()][-most:]
-
-
-class LogPipe(asyncio.Protocol):
-    """Protocol that writes piped output to a log."""
-
-    def __init__(self, log: AgentLog) -> None:
-        self._log = log
-        self.closed = asyncio.get_running_loop().create_future()
-        """Done when the pipe's last writer or the transport closed."""
-
-    def data_received(self, data: bytes) -> None:
-        self._log.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
-        if not self.closed.done():
-            self.closed.set_result(None)

@@ -176,7 +176,8 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.agents.boxed_program import open_boxed_program
+        from harness.rollouts.agents.boxed_program import OUR_PYTHON, find_programs
+        from harness.rollouts.sandboxes.boxed import open_box
         from harness.rollouts.sandboxes.left_behind import remove_left
 
         if spec.kind not in self._cleaning:
@@ -185,7 +186,9 @@ class AgentRunner:
         async def open_clean() -> "Box":
             try:
                 await asyncio.shield(self._cleaning[spec.kind])
-                return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
+                shown = await asyncio.to_thread(find_programs, agent)
+                box = open_box(spec, task.workdir.absolute(), shown, session, OUR_PYTHON)
+                return await stack.enter_async_context(box)
             except (OSError, CannotListen) as error:
                 raise SandboxFailed(f"its sandbox cannot be made: {error}") from error
 

@@ -12,7 +12,7 @@ AGENT_LOG_FAILED = "agent_log_failed"
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
-_LAST_BYTES = 1 << 16  # in which the last lines are looked for
+_TAIL_BYTES = 1 << 16
 
 _log = get_logger(__name__)
 
@@ -87,9 +87,14 @@ class AgentLog:
 def read_last_lines(path: Path, most: int) -> list[str] | None:
     """Return the last lines of an agent's file that are not blank; None without a readable file."""
     try:
-        with open_left_behind(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            lines = file.read(_LAST_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:  # there is none, or the agent has put something else there
+        lines = read_tail(path).splitlines()
+    except OSError:
         return None
     return [line.strip() for line in lines if line.strip()][-most:]
+
+
+def read_tail(path: Path) -> str:
+    """Return the end of an agent's file. Raises `OSError`, also if the agent put something else there."""
+    with open_left_behind(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES).decode("utf-8", "replace")

@@ -106,12 +106,10 @@ class RolloutFacts:
         return self.end.ending is Ending.RETURNED or (self.end.ending is Ending.EXITED and self.end.code == 0)
 
     def was_refused(self, codes: Collection[str]) -> bool:
-        """Return whether a request was refused with one of `codes`."""
         return any(self.refusals.get(code) for code in codes)
 
 
 def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
-    """Return the codes of `roots` and their subclasses."""
     below = (error_codes(*root.__subclasses__()) for root in roots)
     return frozenset(root.code for root in roots).union(*below)
 

@@ -39,7 +39,6 @@ class MilesSettings(TrainerSettings):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options in miles' parser."""
     add = parser.add_argument
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")

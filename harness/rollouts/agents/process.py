@@ -155,7 +155,6 @@ class AgentOutput(asyncio.Protocol):
 
     @classmethod
     async def open(cls, log: AgentLog) -> Self:
-        """Open a pipe that ends in `log`."""
         reader, writer = os.pipe()
         with ExitStack() as on_failure:
             on_failure.callback(os.close, writer)

@@ -100,8 +100,6 @@ class _Worker(NamedTuple):
 
 
 class EnginesInUpdate:
-    """Engines of one update."""
-
     def __init__(self, engines: Engines, report: UpdateReport, budget: UpdateBudget) -> None:
         self._engines = engines.reached
         self._report = report
@@ -139,7 +137,6 @@ class EnginesInUpdate:
             self._report.note(UpdateStep.SWEEP, error.message)
 
     async def pause(self) -> None:
-        """End or freeze every request."""
         mode = self._report.mode
         await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
 

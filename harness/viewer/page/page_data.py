@@ -37,7 +37,6 @@ class TokenTable:
         self._numbers: dict[tuple[int, str | None], int] = {}
 
     def number(self, token_id: int, text: str | None) -> int:
-        """Return the number of the pair."""
         row = (token_id, text)
         number = self._numbers.setdefault(row, len(self.rows))
         if number == len(self.rows):
@@ -95,7 +94,6 @@ def session_marks(session: SessionView) -> Json:
 
 
 def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
-    """Return the data of a session with its turns."""
     turns = [
         {**turn_data(turn), "depth": depth, **token_columns(turn, tokenizer, table)} for turn, depth in session.walk()
     ]

@@ -90,12 +90,8 @@ class Episodes:
     ) -> Rollout:
         """Run one rollout to its end.
 
-        Args:
-            prompt: Start of the conversation.
-            metadata: Row of the data set. A program gets only the items in its `agent` object.
-            sampling_params: SGLang's parameters.
-            most_tokens: Limit of the session's sequence, prompt included.
-            selection: Choice of samples; None takes the agent profile's.
+        `metadata` is a row of the data set, of which a program gets only the items in its `agent` object. Parameters
+        have SGLang's names. Without `selection`, the agent profile's counts.
 
         Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open`.
         """

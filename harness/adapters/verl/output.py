@@ -67,15 +67,10 @@ def output_fields(
     *,
     router: RoutedExperts | None = None,
 ) -> Json:
-    """Build the fields of one output, except its reward.
+    """Build the fields of one output, except its reward: of a sample of `fit`, or of fillers without one.
 
-    Args:
-        rollout: From `fit`.
-        sample: One of its samples, or None.
-        room: A longer prompt is cut at its beginning.
-        filler_id: Token of prompt and response without a sample.
-        global_steps: Current step, from 1; its version replaces labels that are no numbers.
-        router: That of the model, if verl replays it.
+    A longer prompt is cut at its beginning. The version of `global_steps`, from 1, replaces labels that are no numbers.
+    `router` is the model's, if verl replays it.
     """
     version = max(0, (global_steps or 0) - 1)
     known = unsampled([filler_id], [filler_id]) if sample is None else sample

@@ -45,9 +45,9 @@ class AgentProcess:
     async def start(
         cls,
         command: Sequence[str],
-        *,
         env: Mapping[str, str],
         workdir: Path,
+        *,
         log: AgentLog,
         watchdog: Watchdog,
         terminal: Path | None = None,

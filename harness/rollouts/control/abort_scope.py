@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
-from harness.errors import ScenarioError, SessionServerError
-from harness.machine.deadlines import not_in_time
+from harness.errors import ScenarioError
+from harness.machine.deadlines import attempt
 from harness.rollouts.client.gate import GateClient, renew_holds
 from harness.rollouts.client.session_server import SessionFacts, SessionServerClient
 from harness.rollouts.control.abort_report import ServerAnswer
@@ -80,19 +80,14 @@ class NamedSessions:
     async def _ask(
         self, server: SessionServerClient, verb: Callable[[str], Awaitable[SessionFacts]], seconds: float
     ) -> tuple[ServerAnswer, list[SessionFacts]]:
-        async def ask(session_id: str) -> SessionFacts | str:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await verb(session_id)
-            except SessionServerError as error:
-                return error.message
-            except TimeoutError:
-                return not_in_time(seconds)
+        facts: list[SessionFacts] = []
 
-        answers = await asyncio.gather(*map(ask, self._ids))
-        facts = [answer for answer in answers if not isinstance(answer, str)]
-        errors = [answer for answer in answers if isinstance(answer, str)]
-        summary = f"{len(errors)} of {len(answers)} sessions: {errors[0]}" if errors else None
+        async def ask(session_id: str) -> None:
+            facts.append(await verb(session_id))
+
+        attempts = (attempt(partial(ask, each), seconds, name=f"session {each}") for each in self._ids)
+        errors = [error for error in await asyncio.gather(*attempts) if error is not None]
+        summary = f"{len(errors)} of {len(self._ids)} sessions: {errors[0]}" if errors else None
         return ServerAnswer(server.address.url, summary), facts
 
 

@@ -189,8 +189,6 @@ class SessionServerClient:
     async def close(self) -> None:
         await self._connections.close()
 
-    # Sessions
-
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """Create a session, waiting at a shut gate until one of `give_up` is done."""
         # A creation that got no answer cannot be repeated, so one request may wait the whole time.
@@ -259,12 +257,8 @@ class SessionServerClient:
         path = f"/sessions/{session_id}/drain"
         return decode(await self._call(BRIEF, "POST", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
-    # The server
-
     async def describe(self, *, deadline_s: float) -> ServerDescription:
         return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
-
-    # The gate and the weights
 
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
         return GateClient(self.address.url, self._connections, holder, ttl_s)
@@ -280,8 +274,6 @@ class SessionServerClient:
     async def expect(self, version: int) -> LiveWeights:
         """Have the server fence workers without `version`. The caller bounds it."""
         return decode(await self._post_once("/sessions/weights", ExpectedWeights(version)), LiveWeights)
-
-    # The router that the server may be
 
     async def list_routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
         """List a `harness router`'s workers; others answer 404."""

@@ -130,7 +130,8 @@ class _Abort:
 
     async def drain(self) -> None:
         with self._step(AbortStep.DRAIN, self._budget.drain_s) as seconds:
-            self._report = replace(self._report, drained=tuple(await self._scope.drain(seconds)))
+            drained = await self._scope.drain(seconds)
+            self._report = replace(self._report, drained=tuple(drained))
 
     async def abort_engines(self) -> None:
         with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:

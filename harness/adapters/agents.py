@@ -1,6 +1,5 @@
 """The agent of a trainer's option: a program or function."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 from harness.errors import AdapterError, ScenarioError
 from harness.rollouts.agents.programs import bundled_agent, find_command, split_command
-from harness.samples.judgement import describe_judgement, stamp_judgement
+from harness.samples.judgement import describe_judgement, stamp_judgement, stated_number
 from harness.samples.rollout import OutcomeKind, Rollout
 from harness.types import Json
 
@@ -54,12 +53,6 @@ def find_function(path: str | None, option: str, load: LoadFunction) -> Callable
     if not callable(function):
         raise AdapterError(f"{option} {path}: expected a function, got {type(function).__name__}")
     return function  # type: ignore[no-any-return]  # it is whatever the path names
-
-
-def stated_number(value: object) -> float | None:
-    """Return a finite number, else None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None  # type: ignore[arg-type]  # a number, as of the line above
 
 
 def stated_reward(rollout: Rollout) -> float | None:

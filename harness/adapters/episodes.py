@@ -11,36 +11,21 @@ from uuid import uuid4
 
 from harness.adapters.agents import Program, find_function, find_program, is_program, program_metadata, stamp_stated
 from harness.adapters.sampling import session_sampling
-from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, MODEL, TrainerSessions, recording, rollout_directory
+from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, TrainerSessions, TrainerSettings, rollout_directory
 from harness.errors import AdapterError
-from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import AgentFunction, FunctionAgent, ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.delivery import Selection
 from harness.samples.rollout import Rollout
-from harness.sessions.session_config import Recorded
-from harness.types import Json, Message
-
-DEADLINE_S = 1800.0
+from harness.types import Message
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSettings:
-    """Server and agent of episodes."""
-
-    server: SessionServerAddress
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeSettings(TrainerSettings):
     agent: AgentFunction | str
     """Function, dotted path, bundled program, script, profile or command line."""
-    agent_env: tuple[tuple[str, str], ...] = ()
-    deadline_s: float = DEADLINE_S
-    matching: tuple[str, ...] | None = None
-    """None: from the agent's profile."""
-    workdir: Path | None = None
-    """Folder that keeps rollout directories; None deletes them."""
     trust_agent_result: bool = False
     """True if a program's result may state the reward."""
-    resume_attempts: int = 0
-    """See `AgentTask.resume_attempts`."""
-    record: tuple[Recorded, ...] = ()
 
     @classmethod
     def read(
@@ -49,20 +34,20 @@ class EpisodeSettings:
         agent: AgentFunction | str,
         *,
         agent_env: Mapping[str, str] | None = None,
-        deadline_s: float = DEADLINE_S,
         matching: Sequence[str] | None = None,
         workdir: str | None = None,
-        trust_agent_result: bool = False,
-        resume_attempts: int = 0,
-        record: tuple[Recorded, ...] = (),
+        **others: Any,
     ) -> Self:
-        """Build settings. Raises `AdapterError` for a missing agent."""
-        address = SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE))
-        env = tuple(sorted((agent_env or {}).items()))
-        keep = None if workdir is None else Path(workdir)
-        names = None if matching is None else tuple(matching)
-        settings = cls(address, agent, env, deadline_s, names, keep, trust_agent_result, resume_attempts, record)
-        if settings.runs_program or not env:
+        """Build settings; `others` are fields. Raises `AdapterError` for a missing agent."""
+        settings = cls(
+            server=SessionServerAddress(session_server, os.environ.get(ADMIN_TOKEN_VARIABLE)),
+            agent=agent,
+            agent_env=tuple(sorted((agent_env or {}).items())),
+            matching=None if matching is None else tuple(matching),
+            workdir=None if workdir is None else Path(workdir),
+            **others,
+        )
+        if settings.runs_program or not settings.agent_env:
             return settings
         raise AdapterError("agent_env: a function has no environment of its own; it is for programs")
 
@@ -93,9 +78,7 @@ class Episodes:
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self._settings = settings
-        self.sessions: TrainerSessions[AgentFunction] = TrainerSessions(
-            settings.server, settings.find_agent, dict(settings.agent_env), settings.record
-        )
+        self.sessions: TrainerSessions[AgentFunction] = TrainerSessions(settings, settings.find_agent)
 
     async def run(
         self,
@@ -107,39 +90,21 @@ class Episodes:
     ) -> Rollout:
         """Run one rollout to its end.
 
-        Args:
-            prompt: Start of the conversation.
-            metadata: Row of the data set. A program gets only the items in its `agent` object.
-            sampling_params: SGLang's parameters.
-            most_tokens: Limit of the session's sequence, prompt included.
-            selection: Choice of samples; None takes the agent profile's.
+        `metadata` is a row of the data set, of which a program gets only the items in its `agent` object. Parameters
+        have SGLang's names. Without `selection`, the agent profile's counts.
 
         Raises `AdapterError` for unsupported parameters, and as `TrainerSessions.open`.
         """
         sampling = session_sampling(sampling_params)
         manager, agent = await self.sessions.open()
         is_program = isinstance(agent, ProgramAgent)
+        player = agent if isinstance(agent, ProgramAgent) else _with_metadata(agent, metadata)
         known = program_metadata(metadata, "data") if is_program else {}
-        session: Json = {"sampling": sampling, **recording(self._settings.record)}
-        if selection is not None:
-            session["selection"] = str(selection)
-        if self._settings.matching is not None:
-            session["matching"] = list(self._settings.matching)
-        if most_tokens is not None:
-            session["limits"] = {"tokens_per_session": most_tokens}
         async with rollout_directory(self._settings.workdir, uuid4().hex) as workdir:
-            rollout = await manager.run(
-                AgentTask(
-                    agent=agent if isinstance(agent, ProgramAgent) else _with_metadata(agent, metadata),
-                    prompt=prompt,
-                    workdir=workdir,
-                    model=MODEL,
-                    deadline_s=self._settings.deadline_s,
-                    session=session,
-                    metadata=known,
-                    resume_attempts=self._settings.resume_attempts,
-                )
+            task = self._settings.make_task(
+                player, prompt, workdir, known, sampling=sampling, most_tokens=most_tokens, selection=selection
             )
+            rollout = await manager.run(task)
         return rollout if is_program and not self._settings.trust_agent_result else stamp_stated(rollout)
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import AdapterError
+from harness.samples.judgement import stated_number
 from harness.training.step_stores import ReportStep, StepStore, report_steps
 from harness.types import Json
 
@@ -59,11 +60,8 @@ def _figures_of(stamps: Json) -> Mapping[str, float]:
     # A data set may have a key `score` of its own.
     score = stamps.get("score")
     figures = score.get("figures") if isinstance(score, dict) else None
-    return {
-        str(name): float(figure)
-        for name, figure in (figures.items() if isinstance(figures, dict) else ())
-        if isinstance(figure, int | float) and not isinstance(figure, bool)
-    }
+    given = figures if isinstance(figures, dict) else {}
+    return {str(name): number for name, figure in given.items() if (number := stated_number(figure)) is not None}
 
 
 def report_samples(steps: int, samples: Iterable[ReportedSample]) -> None:

@@ -1,9 +1,9 @@
 """A `SessionManager` in a trainer's loop. Everything opens with the first rollout, and works in its loop only."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Generic, NamedTuple, TypeVar
@@ -13,21 +13,73 @@ from harness.adapters.agents import Program
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end
 from harness.rollouts.agents.programs import prepare_agent
-from harness.rollouts.agents.task import ProgramAgent
+from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
 from harness.sessions.session_config import MissingRowsPolicy, Recorded
 from harness.token_rows import RoutedExperts
-from harness.types import Json
+from harness.types import Json, Message
 
 ADMIN_TOKEN_VARIABLE = "HARNESS_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
 MODEL = "policy"
 """Model name for clients that need one."""
 
+DEADLINE_S = 1800.0
+
 _ANSWER_S = 10.0
 
 _Function = TypeVar("_Function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """Server of a trainer's rollouts, and settings of their agents and sessions."""
+
+    server: SessionServerAddress
+    agent_env: tuple[tuple[str, str], ...] = ()
+    """Added to a program's environment."""
+    deadline_s: float = DEADLINE_S
+    matching: tuple[str, ...] | None = None
+    """None: from the agent's profile."""
+    workdir: Path | None = None
+    """Folder that keeps rollout directories; None deletes them."""
+    resume_attempts: int = 0
+    """See `AgentTask.resume_attempts`."""
+    record: tuple[Recorded, ...] = ()
+    """Rows of which no sample lacks one, since trainers cannot mask it."""
+
+    def make_task(
+        self,
+        agent: ProgramAgent | FunctionAgent,
+        prompt: str | Sequence[Message],
+        workdir: Path,
+        metadata: Json,
+        *,
+        sampling: Json,
+        most_tokens: int | None,
+        selection: str | None,
+    ) -> AgentTask:
+        """Make the task of one rollout. `most_tokens` limit the session's sequence, prompt included."""
+        session: Json = {"sampling": sampling}
+        if self.record:
+            session |= {"record": list(self.record), "missing_rows": MissingRowsPolicy.REQUIRE}
+        if most_tokens is not None:
+            session["limits"] = {"tokens_per_session": most_tokens}
+        if selection is not None:
+            session["selection"] = str(selection)
+        if self.matching is not None:
+            session["matching"] = list(self.matching)
+        return AgentTask(
+            agent=agent,
+            prompt=prompt,
+            workdir=workdir,
+            model=MODEL,
+            deadline_s=self.deadline_s,
+            session=session,
+            metadata=metadata,
+            resume_attempts=self.resume_attempts,
+        )
 
 
 class OpenSessions(NamedTuple, Generic[_Function]):
@@ -36,25 +88,14 @@ class OpenSessions(NamedTuple, Generic[_Function]):
 
 
 class TrainerSessions(Generic[_Function]):
-    """One session server, of this version, and one agent, which `find_agent` finds. `env` overrides a program's.
-
-    Sessions keep the rows in `record`.
-    """
+    """One session server, of this version, and one agent, which `find_agent` finds."""
 
     router: RoutedExperts | None = None
     """Router of the model that the engine serves, once open."""
 
-    def __init__(
-        self,
-        server: SessionServerAddress,
-        find_agent: Callable[[], Program | _Function],
-        env: Mapping[str, str],
-        record: Sequence[Recorded] = (),
-    ) -> None:
-        self._server = server
-        self._record = record
+    def __init__(self, settings: TrainerSettings, find_agent: Callable[[], Program | _Function]) -> None:
+        self._settings = settings
         self._find_agent = find_agent
-        self._env = env
         self._opening: asyncio.Task[OpenSessions[_Function]] | None = None
         self._client: SessionServerClient | None = None
 
@@ -80,30 +121,26 @@ class TrainerSessions(Generic[_Function]):
             await client.close()
 
     async def _open(self) -> OpenSessions[_Function]:
+        address = self._settings.server
         if self._client is None:
-            self._client = SessionServerClient(self._server)
+            self._client = SessionServerClient(address)
         server = await self._client.describe(deadline_s=_ANSWER_S)
         if server.harness != __version__:
-            raise AdapterError(f"{self._server.url} is of version {server.harness}, expected {__version__}")
+            raise AdapterError(f"{address.url} is of version {server.harness}, expected {__version__}")
         returned = {Recorded.ROUTED_EXPERTS: server.routed_experts, Recorded.SAMPLING_MASK: server.max_mask_ids}
-        if missing := [each for each in self._record if not returned[each]]:
-            raise AdapterError(f"{self._server.url}: its engine returns no {missing[0]}; see docs/replay.md")
+        if missing := [each for each in self._settings.record if not returned[each]]:
+            raise AdapterError(f"{address.url}: its engine returns no {missing[0]}; see docs/replay.md")
         self.router = server.routed_experts
         found = self._find_agent()
         agent: ProgramAgent | _Function
         if isinstance(found, Path | tuple):
             program = await prepare_agent(found)
-            agent = replace(program, env={**program.env, **self._env})
+            agent = replace(program, env={**program.env, **dict(self._settings.agent_env)})
         else:
             agent = found
-        manager = SessionManager(self._server.url, admin_token=self._server.admin_token, client=self._client)
+        manager = SessionManager(address.url, admin_token=address.admin_token, client=self._client)
         await manager.__aenter__()
         return OpenSessions(manager, agent)
-
-
-def recording(record: Sequence[Recorded]) -> Json:
-    """Return the fields of a session whose samples lack no row, since trainers cannot mask one."""
-    return {"record": list(record), "missing_rows": MissingRowsPolicy.REQUIRE} if record else {}
 
 
 @asynccontextmanager

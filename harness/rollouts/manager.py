@@ -11,7 +11,6 @@ bounded time. The caller bounds concurrency.
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Awaitable, Collection, Iterable, Mapping, MutableSequence, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -28,8 +27,7 @@ from harness.rollouts.abort_signal import AbortSignal
 from harness.rollouts.agents.agent_runner import AgentRunner
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.connections import SessionServerAddress
-from harness.rollouts.client.ended_session import read_record
-from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
+from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient, read_record
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortReport, AgentHooks, Keep, was_cut_short
 from harness.rollouts.control.engines import EngineServer
@@ -37,6 +35,7 @@ from harness.rollouts.control.pause import PauseReport, paused_rollout
 from harness.rollouts.control.weights import WeightUpdate, WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated, was_lost
+from harness.samples.judgement import stated_number
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.lifecycle import RolloutEnd
@@ -352,9 +351,8 @@ class SessionManager:
 def _end_of(task: AgentTask, rollout: Rollout) -> RolloutEnd:
     # Only a function's reward is trusted; a program could write any.
     result = (rollout.agent_result or {}) if isinstance(task.agent, FunctionAgent) else {}
-    reward = result.get("reward")
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-    return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward if is_number else None)
+    reward = stated_number(result.get("reward"))
+    return RolloutEnd(str(rollout.outcome.kind), rollout.outcome.detail[:_MOST_REASON], reward)
 
 
 def set_aside(workdir: Path) -> None:

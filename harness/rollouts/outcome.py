@@ -20,7 +20,7 @@ from harness.errors import (
     TurnAborted,
 )
 from harness.rollouts.agents.result import AgentResult, ResultState
-from harness.rollouts.client.ended_session import SessionRecord
+from harness.rollouts.client.session_server import Collected
 from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.lifecycle import Phase
 from harness.turn_ends import TurnStatus
@@ -87,7 +87,7 @@ class RolloutFacts:
     """Reason that the session could not be read back."""
 
     @classmethod
-    def of(cls, end: AgentEnd, record: SessionRecord, result: AgentResult | None = None) -> Self:
+    def of(cls, end: AgentEnd, record: Collected, result: AgentResult | None = None) -> Self:
         turns = record.facts.turns
         failed = turns.get(TurnStatus.FAILED, 0)
         return cls(
@@ -106,12 +106,10 @@ class RolloutFacts:
         return self.end.ending is Ending.RETURNED or (self.end.ending is Ending.EXITED and self.end.code == 0)
 
     def was_refused(self, codes: Collection[str]) -> bool:
-        """Return whether a request was refused with one of `codes`."""
         return any(self.refusals.get(code) for code in codes)
 
 
 def error_codes(*roots: type[HarnessError]) -> frozenset[str]:
-    """Return the codes of `roots` and their subclasses."""
     below = (error_codes(*root.__subclasses__()) for root in roots)
     return frozenset(root.code for root in roots).union(*below)
 

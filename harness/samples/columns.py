@@ -4,13 +4,14 @@ A new column is a field of `Sample`, its values in `merge`, and a row here: file
 slime, verl and AReaL then have it. What trainers have fields of their own for is written by their adapters.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.samples.versions import NOT_SAMPLED
-from harness.types import Sample
+from harness.types import Sample, SampleStatus, as_ids
 
 
 class SampleColumn(NamedTuple):
@@ -55,6 +56,8 @@ def trainer_columns(sample: Sample) -> dict[str, npt.NDArray[Any]]:
     return {column.trainer_name: getattr(sample, column.name) for column in TRAINER_COLUMNS}
 
 
-def empty_trainer_columns(length: int = 0) -> dict[str, npt.NDArray[Any]]:
-    """Return the same of a response whose tokens nothing sampled."""
-    return {column.trainer_name: np.full(length, column.fill, column.dtype) for column in TRAINER_COLUMNS}
+def unsampled(prompt: Sequence[int], response: Sequence[int]) -> Sample:
+    """Return a sample whose response no policy sampled."""
+    columns: dict[str, Any] = {each.name: np.full(len(response), each.fill, each.dtype) for each in COLUMNS}
+    tokens = as_ids([*prompt, *response])
+    return Sample(tokens, len(response), status=SampleStatus.ABORTED, weight_versions=(), **columns)

@@ -1,9 +1,16 @@
 """Judgement: the figures and the reason beside a reward, as samples carry them. Pure."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from harness.types import Json, Sample
+
+
+def stated_number(value: object) -> float | None:
+    """Return a finite number that an agent or a check states, else None."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) <= sys.float_info.max else None  # type: ignore[arg-type]
 
 
 def describe_judgement(figures: Mapping[str, float], reason: str) -> Json:

@@ -4,7 +4,6 @@ A run may go on, have been killed, or be of an older version or another machine.
 or damaged part is a sentence in `RunView.missing`.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,6 @@ from typing import TypeVar
 from msgspec import Struct, convert, to_builtins
 
 from harness.errors import HarnessError, RunError
-from harness.machine.disk import open_left_behind
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.rollouts.agents.log import read_last_lines
 from harness.server.store.rows import StoredLine, TokenizerName
@@ -35,7 +33,6 @@ from harness.viewer.session_view import SessionView
 
 _LOG_LINES = 5
 """Last lines of an agent's log that a session shows."""
-_LOG_TAIL = 1 << 16  # bytes
 
 _T = TypeVar("_T")
 
@@ -73,15 +70,7 @@ def look_into(path: Path, session_id: str) -> SessionView:
     return SessionView.of(record)
 
 
-def read_log_tail(log: Path) -> str:
-    """Return the end of an agent's log. Raises `OSError`, also if the agent put something else there."""
-    with open_left_behind(log) as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL))
-        return file.read(_LOG_TAIL).decode("utf-8", "replace")
-
-
 def open_tokenizer(view: RunView) -> Tokenizer | None:
-    """Return the tokenizer of `view`, or None."""
     return None if view.tokenizer is None else Tokenizer.load(view.tokenizer)
 
 

@@ -103,16 +103,8 @@ def make_report(path: Path) -> Report:
             with say_missing(f"session {line.session_id}", missing):
                 figures[place] = measure(look_into(path, line.session_id))
     seen = list(figures.values())
-    tables = [
-        _run(view, missing),
-        _outcomes(view),
-        _rewards(view),
-        _prompts(view),
-        _problems(view),
-        _lengths(seen),
-        _seconds(seen),
-    ]
-    tables += [_ends(seen), _tokens(view, seen, missing), _lags(seen), _gaps(view)]
+    tables = [_run(view, missing), _outcomes(view), _rewards(view), _prompts(view), _problems(view)]
+    tables += [_lengths(seen), _seconds(seen), _ends(seen), _tokens(view, seen, missing), _lags(seen), _gaps(view)]
     with say_missing("the telemetry of its report", missing):
         rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
         tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows, told.get("telemetry", {})))
@@ -121,11 +113,8 @@ def make_report(path: Path) -> Report:
     with say_missing("the figures of its training steps", missing):
         points += training_points(path)
     at = max((point.at for point in points), default=0.0)
-    points.append(
-        MetricPoint(
-            "run", 0, at, keep_numbers({key: value for table in tables for key, value in table.figures.items()})
-        )
-    )
+    of_run = {key: value for table in tables for key, value in table.figures.items()}
+    points.append(MetricPoint("run", 0, at, keep_numbers(of_run)))
     cases = [_case(line, figures.get(place)) for place, line in enumerate(view.sessions)]
     with say_missing("the checks of its report", missing):
         cases += list(_checks(told))
@@ -258,20 +247,7 @@ def _gaps(view: RunView) -> FigureTable:
 
 
 def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:
-    columns = (
-        "number",
-        "session",
-        "scenario",
-        "outcome",
-        "cause",
-        "reward",
-        "turns",
-        "tokens",
-        "seconds",
-        "why",
-        "score",
-        "result",
-    )
+    facts_of = ("number", "session", "scenario", "outcome", "cause", "reward", "turns", "tokens", "seconds")
     rows = []
     for place, line in enumerate(view.sessions):
         facts = figures.get(place)
@@ -279,7 +255,7 @@ def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTab
         seconds = None if facts is None else sum(facts.seconds) + sum(facts.between)
         cells = [line.number, line.session_id, line.scenario, line.outcome, line.cause, line.reward, turns, tokens]
         rows.append([*map(_number, [*cells, seconds]), _why(line), _score(line), _result(line)])
-    return FigureTable("Sessions", columns, rows)
+    return FigureTable("Sessions", (*facts_of, "why", "score", "result"), rows)
 
 
 def _charts(view: RunView, seen: Sequence[SessionFigures]) -> list[Chart]:
@@ -313,21 +289,18 @@ def _case(line: SessionLine, facts: SessionFigures | None) -> Case:
 
 
 def _run_case(status: str | None) -> Case:
-    result = CaseResult.FAILED if status == "checks_failed" else CaseResult.ERROR
     if status == "passed":
         return Case("run", "status", CaseResult.PASSED)
+    result = CaseResult.FAILED if status == "checks_failed" else CaseResult.ERROR
     return Case("run", "status", result, status or "the run goes on, or was stopped")
 
 
 def _checks(told: Json) -> Iterator[Case]:
     for scenario in told.get("scenarios", ()):
         for check in scenario.get("checks", ()):
-            said = f"expected {check['expected']}, got {check['seen']}"
-            name = f"check {check['check']}"
-            if check["holds"]:
-                yield Case(str(scenario["name"]), name, CaseResult.PASSED)
-            else:
-                yield Case(str(scenario["name"]), name, CaseResult.FAILED, said)
+            holds, said = check["holds"], f"expected {check['expected']}, got {check['seen']}"
+            verdict = (CaseResult.PASSED, "") if holds else (CaseResult.FAILED, said)
+            yield Case(str(scenario["name"]), f"check {check['check']}", *verdict)
 
 
 def _score(line: SessionLine) -> str:

@@ -127,7 +127,6 @@ class Band:
 
 
 def hold_band(hold: HoldTime) -> Band:
-    """Return the band of a hold on the gate."""
     return Band(
         "update" if hold.engines else str(hold.kind),
         require_finite(hold.began_at),

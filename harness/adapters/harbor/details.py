@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from harness.rollouts.client.ended_session import SessionRecord
+from harness.rollouts.client.session_server import Collected
 from harness.rollouts.outcome import AgentEnd, Ending, RolloutFacts, classify
 from harness.samples.roles import Role
 from harness.samples.rollout import Outcome, OutcomeKind
@@ -13,7 +13,7 @@ from harness.sessions.lifecycle import Phase
 from harness.types import Json, Sample
 
 
-def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
+def outcome_of(failure: BaseException | None, record: Collected) -> Outcome:
     """Classify a run that raised `failure`; DRAINED if its session ended first."""
     phase = record.facts.phase
     is_deleted = record.lost is None and phase not in list(Phase)
@@ -30,7 +30,7 @@ def outcome_of(failure: BaseException | None, record: SessionRecord) -> Outcome:
     return classify(RolloutFacts.of(end, record))
 
 
-def context_fields(session_id: str, outcome: Outcome, record: SessionRecord) -> Json:
+def context_fields(session_id: str, outcome: Outcome, record: Collected) -> Json:
     """Return the fields of an `AgentContext` that a session knows."""
     turns = record.session["turns"]
     samples = sorted(record.samples, key=lambda sample: sample.metadata["role"] != Role.MAIN)

@@ -15,8 +15,7 @@ from harness.errors import SessionServerError
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.agents.agent_environment import client_variables
 from harness.rollouts.client.connections import SessionServerAddress, server_url
-from harness.rollouts.client.ended_session import read_record
-from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
+from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient, read_record
 from harness.samples.rollout import OutcomeKind
 from harness.sessions.lifecycle import RolloutEnd
 from harness.types import Json

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 from harness.adapters.agents import LoadFunction, Program, find_function, find_program, program_metadata
 from harness.adapters.miles.settings import MilesSettings
 from harness.adapters.sampling import session_sampling
-from harness.adapters.trainer_sessions import MODEL, recording
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.sessions.session_config import Recorded
 from harness.types import Json
@@ -33,24 +32,19 @@ def make_task(
         del params["custom_params"]  # slime's wish for masks, in the words of its own SGLang
     sampling = session_sampling(params)
     place = {"index": sample.index, "group_index": sample.group_index}
-    session: Json = {"sampling": sampling, **recording(settings.record)}
-    if settings.max_seq_len is not None:
-        session["limits"] = {"tokens_per_session": settings.max_seq_len}
-    if settings.selection is not None:
-        session["selection"] = str(settings.selection)
-    if settings.matching is not None:
-        session["matching"] = list(settings.matching)
-    is_program = isinstance(agent, ProgramAgent)
-    known = program_metadata(sample.metadata, f"sample {sample.index}: metadata") if is_program else {}
-    return AgentTask(
-        agent=agent if isinstance(agent, ProgramAgent) else _call_as_miles(agent, settings, sample, sampling),
-        prompt=sample.prompt,
-        workdir=workdir,
-        model=MODEL,
-        deadline_s=settings.deadline_s,
-        session=session,
-        metadata={**known, **place},
-        resume_attempts=settings.resume_attempts,
+    if isinstance(agent, ProgramAgent):
+        known = program_metadata(sample.metadata, f"sample {sample.index}: metadata")
+        player: ProgramAgent | FunctionAgent = agent
+    else:
+        known, player = {}, _call_as_miles(agent, settings, sample, sampling)
+    return settings.make_task(
+        player,
+        sample.prompt,
+        workdir,
+        {**known, **place},
+        sampling=sampling,
+        most_tokens=settings.max_seq_len,
+        selection=settings.selection,
     )
 
 

@@ -46,17 +46,10 @@ class Generate:
 async def run_sample(
     state: Any, sample: Any, sampling_params: Json, load: LoadFunction, scoring: str, *, is_one: bool
 ) -> Any:
-    """Run the rollout of `sample` and return a list of samples, or one if required.
+    """Run the rollout of `sample` and return a list of samples, or one if required, as for an evaluation.
 
-    Args:
-        state: The framework's `GenerateState`: `args`, `tokenizer`, `aborted`.
-        sample: The framework's sample.
-        sampling_params: SGLang's parameters.
-        load: Resolves a path as the framework does.
-        scoring: Path of the scoring function.
-        is_one: True for an evaluation.
-
-    Raises `AdapterError` for unsupported settings.
+    `state` is the framework's `GenerateState` (`args`, `tokenizer`, `aborted`), `scoring` the path of its scoring
+    function. Raises `AdapterError` for unsupported settings.
     """
     rollouts = _rollouts_of(state, load)
     settings = replace(rollouts.settings, selection=Selection.ONE, record=()) if is_one else rollouts.settings

@@ -9,7 +9,6 @@ from harness.adapters.miles.settings import read_settings
 from harness.adapters.trainer_sessions import TrainerSessions
 from harness.machine.deadlines import read_end, to_the_end, within
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
-from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 
@@ -24,12 +23,7 @@ class MilesRollouts:
         self.args = args
         self.settings = settings = read_settings(args)
         self.loop = asyncio.get_running_loop()
-        self._sessions: TrainerSessions[MilesAgent] = TrainerSessions(
-            SessionServerAddress(settings.session_server, settings.admin_token),
-            lambda: find_agent(settings, load),
-            settings.agent_env,
-            settings.record,
-        )
+        self._sessions: TrainerSessions[MilesAgent] = TrainerSessions(settings, lambda: find_agent(settings, load))
         self._manager: SessionManager | None = None
         self._running: dict[asyncio.Task[Rollout], AgentTask] = {}
         self._watch: asyncio.Task[None] | None = None

@@ -1,16 +1,17 @@
 """Conversion of a rollout to miles samples. Pure. No column is None: miles infers columns from the first sample."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
-from harness.adapters.agents import AGENT_RESULT, stamp_stated, stated_number
+from harness.adapters.agents import AGENT_RESULT, stamp_stated
 from harness.adapters.miles.settings import COMMIT
 from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
-from harness.samples.columns import empty_trainer_columns, trainer_columns
+from harness.samples.columns import trainer_columns, unsampled
+from harness.samples.judgement import stated_number
 from harness.samples.miles_codec import require_experts
 from harness.samples.rollout import ENDED_WELL, Rollout
 from harness.types import Json, Sample
@@ -42,7 +43,7 @@ def require_fields(sample: Any) -> None:
 
 def aborted_sample(origin: Any, reason: str) -> Any:
     """Return a sample without tokens in place of `origin`."""
-    sample = _write_columns(deepcopy(origin), None, lambda _ids: "")
+    sample = _write_columns(deepcopy(origin), unsampled((), ()), lambda _ids: "")
     sample.status = type(origin.status).ABORTED
     sample.metadata = {**origin.metadata, STAMPS: {"outcome_detail": reason}}
     return sample
@@ -100,25 +101,20 @@ def _stamps(rollout: Rollout) -> Json:
     return {"outcome": str(outcome.kind), "outcome_detail": outcome.detail, "ledger": rollout.session["ledger"]}
 
 
-def _write_columns(sample: Any, ours: Sample | None, decode: Decode) -> Any:
-    tokens: Sequence[int] = [] if ours is None else ours.tokens.tolist()
-    length = 0 if ours is None else ours.response_length
-    sample.tokens = list(tokens)
+def _write_columns(sample: Any, ours: Sample, decode: Decode) -> Any:
+    length = ours.response_length
+    sample.tokens = ours.tokens.tolist()
     sample.response_length = length
-    sample.response = decode(list(tokens[len(tokens) - length :])) if length else ""
-    sample.loss_mask = [] if ours is None else ours.loss_mask.tolist()
-    sample.rollout_log_probs = [] if ours is None else ours.rollout_log_probs.tolist()
-    sample.weight_versions = [] if ours is None else list(ours.weight_versions)
-    if ours is not None and ours.teachers:
+    sample.response = decode(sample.tokens[len(sample.tokens) - length :]) if length else ""
+    sample.loss_mask = ours.loss_mask.tolist()
+    sample.rollout_log_probs = ours.rollout_log_probs.tolist()
+    sample.weight_versions = list(ours.weight_versions)
+    if ours.teachers:
         _write_teacher(sample, ours)
-    columns = empty_trainer_columns() if ours is None else trainer_columns(ours)
-    sample.train_metadata = {
-        **(sample.train_metadata or {}),
-        **{name: column.tolist() for name, column in columns.items()},
-    }
-    if ours is not None:
-        sample.rollout_routed_experts = require_experts(ours, np.int32)
-    if ours is not None and (masks := ours.sampling_mask) is not None:
+    columns = {name: column.tolist() for name, column in trainer_columns(ours).items()}
+    sample.train_metadata = {**(sample.train_metadata or {}), **columns}
+    sample.rollout_routed_experts = require_experts(ours, np.int32)
+    if (masks := ours.sampling_mask) is not None:
         setattr(sample, _KEPT_IDS, masks.values.tolist())
         sample.rollout_top_p_token_offsets = masks.offsets.tolist()
     return sample

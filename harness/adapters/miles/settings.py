@@ -9,50 +9,36 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.adapters.sampling import FILTERED, is_filter
-from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE
+from harness.adapters.trainer_sessions import ADMIN_TOKEN_VARIABLE, DEADLINE_S, TrainerSettings
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.samples.delivery import DEPRECATED_SELECTIONS, Selection
 from harness.sessions.session_config import Recorded
 
 COMMIT = "31f1ca96"
 """Commit of radixark/miles whose interface this module uses."""
 
-DEADLINE_S = 1800.0
-
 SELECTION_DEPRECATED = "miles_selection_deprecated"
 
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class MilesSettings:
-    session_server: str
-    admin_token: str | None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MilesSettings(TrainerSettings):
     agent_function_path: str | None
     """From `--custom-agent-function-path`; None if `agent` is a program."""
     agent: str | None
     """Bundled agent, script, profile or command line."""
-    agent_env: Mapping[str, str]
-    """Added to a program's environment."""
-    deadline_s: float
     max_seq_len: int | None
     """Tokens of a session's longest branch, prompt included."""
-    matching: tuple[str, ...] | None
-    """None: from the agent's profile."""
     selection: str | None
     """`Selection`, or a server's path; None: from the profile."""
-    workdir: Path | None
-    """Folder that keeps rollout directories; None deletes them."""
     trusts_agent: bool
     """True if the agent's result sets reward and metadata."""
-    resume_attempts: int
-    """See `AgentTask.resume_attempts`."""
-    record: tuple[Recorded, ...]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options in miles' parser."""
     add = parser.add_argument
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
     add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
@@ -81,11 +67,10 @@ def read_settings(args: Any) -> MilesSettings:
     if env and not agent:
         raise AdapterError("--harness-agent-env: a function has no environment of its own; it is for --harness-agent")
     return MilesSettings(
-        session_server=server,
-        admin_token=os.environ.get(ADMIN_TOKEN_VARIABLE),
+        server=SessionServerAddress(server, os.environ.get(ADMIN_TOKEN_VARIABLE)),
         agent_function_path=function_path,
         agent=agent,
-        agent_env=env,
+        agent_env=tuple(env.items()),
         deadline_s=getattr(args, "harness_deadline", DEADLINE_S),
         max_seq_len=getattr(args, "max_seq_len", None),
         matching=None if matching is None else tuple(matching),

@@ -20,10 +20,9 @@ from harness.machine.log import get_logger
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort_report import AgentHooks
-from harness.rollouts.manager import ROLLOUT_RESUMED, without_session
+from harness.rollouts.manager import ROLLOUT_RESUMED, rollout_without_session, without_session
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.server.telemetry.printable import shorten_secrets
-from harness.sessions.record import empty_record
 from harness.types import Json
 
 RAY_NODE_LOST = "ray_node_lost"
@@ -157,16 +156,17 @@ class RayRollouts:
             return NodeRollout(await _await(ended), samples)
         except ObjectLostError as error:  # the node may still be alive; if not, the next rollout notices
             _log.warning(RAY_RESULT_LOST, node=node.node_id, error=_reason(error))
-            return NodeRollout(_lost(task, f"its result was lost on node {node.node_id}", started), None)
+            detail = f"its result was lost on node {node.node_id}"
         except (RayActorError, NodeDiedError, WorkerCrashedError) as error:
             if not node.is_lost:
                 node.is_lost = True
                 ray.kill(node.actor)  # an unreachable one must not go on serving behind gates that no controller turns
                 _log.warning(RAY_NODE_LOST, node=node.node_id, running=node.running, error=_reason(error))
             detail = f"node {node.node_id} was lost, and the session with it"
-            return NodeRollout(_lost(task, detail, started), None)
         finally:
             node.running -= 1
+        outcome = Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail)
+        return NodeRollout(rollout_without_session(task, outcome, time.monotonic() - started), None)
 
     def _least_loaded(self) -> "_Node":
         alive = self._alive()
@@ -221,17 +221,6 @@ async def _await(reference: Any) -> Any:
 
 async def _call(method: Any, *given: object) -> Any:
     return await _await(method.remote(*given))
-
-
-def _lost(task: AgentTask, detail: str, started: float) -> Rollout:
-    return Rollout(
-        session_id=None,
-        outcome=Outcome(OutcomeKind.HARNESS_FAILED, Cause.HARNESS, detail),
-        samples=(),
-        session=empty_record(None, None, task.metadata),
-        agent_result=None,
-        seconds=time.monotonic() - started,
-    )
 
 
 def _reason(error: BaseException) -> str:

@@ -1,10 +1,10 @@
 """verl's agent loop over a session server. verl creates one per sample, so it keeps no state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from harness.adapters.agents import stated_reward
-from harness.adapters.episodes import DEADLINE_S, EpisodeSettings, episodes_of
+from harness.adapters.episodes import EpisodeSettings, episodes_of
 from harness.adapters.sampling import FILTERS, require_unfiltered
 from harness.adapters.verl.output import FIELDS, Room, fit, output_fields
 from harness.errors import AdapterError
@@ -35,12 +35,7 @@ class SessionAgentLoop:
         agent: Dotted path of an async function `run(base_url, prompt, request_kwargs, metadata, **kwargs)`, a
             bundled program's name, or a script's path.
         is_scored_by_agent: False if verl scores.
-        agent_env: Added to a program's environment.
-        deadline_s: Time limit of an agent.
-        matching: History differences to ignore; None: from the profile.
-        workdir: Folder that keeps rollout directories.
-        trust_agent_result: True if a program may state the reward.
-        resume_attempts: Times that an agent goes on after a failure of its infrastructure.
+        options: See `EpisodeSettings.read`.
 
     Raises `AdapterError` for a missing agent and unsupported settings.
     """
@@ -60,12 +55,7 @@ class SessionAgentLoop:
         session_server: str,
         agent: AgentFunction | str,
         is_scored_by_agent: bool = True,
-        agent_env: Mapping[str, str] | None = None,
-        deadline_s: float = DEADLINE_S,
-        matching: Sequence[str] | None = None,
-        workdir: str | None = None,
-        trust_agent_result: bool = False,
-        resume_attempts: int = 0,
+        **options: Any,
     ) -> None:
         rollout = trainer_config.config.actor_rollout_ref.rollout
         if _needs_logprobs(trainer_config.config):
@@ -74,17 +64,8 @@ class SessionAgentLoop:
         self._takes_lists = _takes_lists(trainer_config.config)
         self._tokenizer = tokenizer
         self._is_scored_by_agent = is_scored_by_agent
-        self._settings = EpisodeSettings.read(
-            session_server,
-            agent,
-            agent_env=agent_env,
-            deadline_s=deadline_s,
-            matching=matching,
-            workdir=workdir,
-            trust_agent_result=trust_agent_result,
-            resume_attempts=resume_attempts,
-            record=(Recorded.ROUTED_EXPERTS,) if getattr(rollout, "enable_rollout_routing_replay", False) else (),
-        )
+        record = (Recorded.ROUTED_EXPERTS,) if getattr(rollout, "enable_rollout_routing_replay", False) else ()
+        self._settings = EpisodeSettings.read(session_server, agent, record=record, **options)
         if is_scored_by_agent:
             self._settings.require_trusted("set is_scored_by_agent=False")
 

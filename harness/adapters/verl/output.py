@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from harness.adapters.sampling import require_no_masks, require_no_teachers
 from harness.adapters.step_reports import ReportedSample, report_samples
-from harness.samples.columns import TRAINER_COLUMNS, empty_trainer_columns, trainer_columns
+from harness.samples.columns import TRAINER_COLUMNS, trainer_columns, unsampled
 from harness.samples.delivery import DeliveredTokens, SampleDelivery, cut_response, weigh
 from harness.samples.miles_codec import require_experts
 from harness.samples.rollout import Rollout
@@ -67,29 +67,24 @@ def output_fields(
     *,
     router: RoutedExperts | None = None,
 ) -> Json:
-    """Build the fields of one output, except its reward.
+    """Build the fields of one output, except its reward: of a sample of `fit`, or of fillers without one.
 
-    Args:
-        rollout: From `fit`.
-        sample: One of its samples, or None.
-        room: A longer prompt is cut at its beginning.
-        filler_id: Token of prompt and response without a sample.
-        global_steps: Current step, from 1; its version replaces labels that are no numbers.
-        router: That of the model, if verl replays it.
+    A longer prompt is cut at its beginning. The version of `global_steps`, from 1, replaces labels that are no numbers.
+    `router` is the model's, if verl replays it.
     """
     version = max(0, (global_steps or 0) - 1)
-    columns = _filler(filler_id) if sample is None else _columns(sample, room, version)
+    known = unsampled([filler_id], [filler_id]) if sample is None else sample
+    columns = _columns(known, room, version)
     versions = [each for each in columns.pop("behavior_versions") if each != NOT_SAMPLED] or [version]
     turns = rollout.session["turns"]
     generating = float(sum(turn["seconds"] for turn in turns))
-    metadata = {} if sample is None else sample.metadata
     stamps: Json = {
         "outcome": str(rollout.outcome.kind),
         "outcome_detail": rollout.outcome.detail,
         "ledger": rollout.session["ledger"],
-        "weight": 1.0 if sample is None else sample.weight,
-        "repeat_terminated": 0 if sample is None else sample.repeat_terminated,
-        "score": metadata.get("score", {}),
+        "weight": known.weight,
+        "repeat_terminated": known.repeat_terminated,
+        "score": known.metadata.get("score", {}),
     }
     extra: Json = {
         "turn_scores": [],
@@ -145,13 +140,3 @@ def _experts(sample: Sample | None, tokens: int, router: RoutedExperts) -> npt.N
     experts = require_experts(sample, np.int16)
     assert experts is not None
     return experts[len(sample.tokens) - tokens :]
-
-
-def _filler(filler_id: int) -> dict[str, Any]:
-    return {
-        "prompt_ids": [filler_id],
-        "response_ids": [filler_id],
-        "response_mask": [0],
-        "response_logprobs": [0.0],
-        **{name: column.tolist() for name, column in empty_trainer_columns(1).items()},
-    }

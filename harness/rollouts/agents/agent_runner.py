@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import signal as signal_module
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -157,8 +157,8 @@ class AgentRunner:
                 self._processes[session.session_id] = process
                 end = await self._await_end(process, task.deadline_s, signal, box)
                 if task.after is not None and box is not None and end.ending not in (Ending.STOPPED, Ending.BOX_FAILED):
-                    after = task.after(box.sandbox, partial(self._start_on_host, log))
-                    end = await self._run_after(after, end, signal)
+                    start = partial(AgentProcess.start, log=log, watchdog=self._watchdog)
+                    end = await self._run_after(task.after(box.sandbox, start), end, signal)
         except SandboxFailed as error:
             end = AgentEnd(Ending.BOX_FAILED, detail=error.message)
         finally:
@@ -176,7 +176,8 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.agents.boxed_program import open_boxed_program
+        from harness.rollouts.agents.boxed_program import OUR_PYTHON, find_programs
+        from harness.rollouts.sandboxes.boxed import open_box
         from harness.rollouts.sandboxes.left_behind import remove_left
 
         if spec.kind not in self._cleaning:
@@ -185,7 +186,9 @@ class AgentRunner:
         async def open_clean() -> "Box":
             try:
                 await asyncio.shield(self._cleaning[spec.kind])
-                return await stack.enter_async_context(open_boxed_program(spec, agent, task, session))
+                shown = await asyncio.to_thread(find_programs, agent)
+                box = open_box(spec, task.workdir.absolute(), shown, session, OUR_PYTHON)
+                return await stack.enter_async_context(box)
             except (OSError, CannotListen) as error:
                 raise SandboxFailed(f"its sandbox cannot be made: {error}") from error
 
@@ -227,7 +230,7 @@ class AgentRunner:
         if not agent.key_in_environment:
             env = without_session(env, session)
         cwd = (task.cwd or task.workdir / agent.cwd).absolute()
-        start = partial(self._start_on_host, log, terminal=task.terminal)
+        start = partial(AgentProcess.start, log=log, watchdog=self._watchdog, terminal=task.terminal)
         if box is None:
             return await start(after_setup(agent.setup, resolve_command(command, env.get("PATH"), cwd)), env, cwd)
         from harness.rollouts.agents.boxed_program import boxed_environment
@@ -235,19 +238,6 @@ class AgentRunner:
         env = boxed_environment(env, agent, task)
         own = str(cwd / command[0]) if (cwd / command[0]).is_file() else command[0]
         return await box.exec(after_setup(agent.setup, (own, *command[1:])), env=env, cwd=cwd, on_host=start)
-
-    async def _start_on_host(
-        self,
-        log: AgentLog,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        workdir: Path,
-        *,
-        terminal: Path | None = None,
-    ) -> AgentProcess:
-        return await AgentProcess.start(
-            command, env=env, workdir=workdir, log=log, watchdog=self._watchdog, terminal=terminal
-        )
 
     async def _await_end(
         self, process: RunningCommand, deadline_s: float, signal: AbortSignal, box: "Box | None"

@@ -3,38 +3,22 @@
 A box shows a named file without its folder: beside an agent's script may lie a check and its answers.
 """
 
-import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.rollouts.agents.agent_environment import USER_FOLDERS, home_of
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
-from harness.rollouts.client.session_server import SessionHandle
-from harness.rollouts.sandboxes.boxed import Box, open_box
-from harness.rollouts.sandboxes.spec import SandboxSpec
 
 _SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys")))
-_OURS = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-
-
-@asynccontextmanager
-async def open_boxed_program(
-    spec: SandboxSpec, agent: ProgramAgent, task: AgentTask, session: SessionHandle
-) -> AsyncIterator[Box]:
-    """Open the sandbox of `agent`. Raises `SandboxFailed`, `CannotListen` or `OSError`."""
-    place = task.workdir.absolute()
-    shown = await asyncio.to_thread(find_programs, agent)
-    async with open_box(spec, place, shown, session, _OURS) as box:
-        yield box
+OUR_PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def find_programs(agent: ProgramAgent) -> list[Path]:
     """Return the paths that `agent` and the relay's client need beside the system."""
     words = [Path(word) for word in agent.command if word.startswith("/") and Path(word).is_file()]
-    pythons = (_OURS, *(folder / "bin" / "python" for folder in agent.folders), *words)
+    pythons = (OUR_PYTHON, *(folder / "bin" / "python" for folder in agent.folders), *words)
     paths = [*agent.folders, *words, *(found for python in pythons for found in _installation(python))]
     found = [path for path in dict.fromkeys(paths) if path.exists() and not _is_of_system(path)]
     return [path for path in found if not any(path != other and path.is_relative_to(other) for other in found)]

@@ -1,6 +1,5 @@
 """`agent.log`: an agent's output, bounded on disk and in memory."""
 
-import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ AGENT_LOG_FAILED = "agent_log_failed"
 
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 1 << 18
-_LAST_BYTES = 1 << 16  # in which the last lines are looked for
+_TAIL_BYTES = 1 << 16
 
 _log = get_logger(__name__)
 
@@ -88,25 +87,14 @@ class AgentLog:
 def read_last_lines(path: Path, most: int) -> list[str] | None:
     """Return the last lines of an agent's file that are not blank; None without a readable file."""
     try:
-        with open_left_behind(path) as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-            lines = file.read(_LAST_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:  # there is none, or the agent has put something else there
+        lines = read_tail(path).splitlines()
+    except OSError:
         return None
     return [line.strip() for line in lines if line.strip()][-most:]
 
 
-class LogPipe(asyncio.Protocol):
-    """Protocol that writes piped output to a log."""
-
-    def __init__(self, log: AgentLog) -> None:
-        self._log = log
-        self.closed = asyncio.get_running_loop().create_future()
-        """Done when the pipe's last writer or the transport closed."""
-
-    def data_received(self, data: bytes) -> None:
-        self._log.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
-        if not self.closed.done():
-            self.closed.set_result(None)
+def read_tail(path: Path) -> str:
+    """Return the end of an agent's file. Raises `OSError`, also if the agent put something else there."""
+    with open_left_behind(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+        return file.read(_TAIL_BYTES).decode("utf-8", "replace")

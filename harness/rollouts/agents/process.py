@@ -18,7 +18,7 @@ from harness.machine.log import get_logger
 from harness.machine.process_group import is_gone, running_members
 from harness.machine.process_name import WAIT_FOR_START, WAIT_FOR_TERMINAL
 from harness.machine.watchdog import Watchdog
-from harness.rollouts.agents.log import AgentLog, LogPipe
+from harness.rollouts.agents.log import AgentLog
 
 AGENT_NOT_REAPED = "agent_not_reaped"
 
@@ -45,9 +45,9 @@ class AgentProcess:
     async def start(
         cls,
         command: Sequence[str],
-        *,
         env: Mapping[str, str],
         workdir: Path,
+        *,
         log: AgentLog,
         watchdog: Watchdog,
         terminal: Path | None = None,
@@ -144,29 +144,38 @@ class AgentProcess:
         return signal_group(self.group, number)
 
 
-class AgentOutput:
+class AgentOutput(asyncio.Protocol):
     """Pipe of an agent's output into its log."""
 
-    def __init__(self, transport: asyncio.ReadTransport, pipe: LogPipe, writer: int) -> None:
-        self._transport = transport
-        self._pipe = pipe
+    def __init__(self, log: AgentLog, writer: int) -> None:
+        self._log = log
+        self._closed = asyncio.get_running_loop().create_future()  # by the last writer, or by `close`
         self.writer = writer
         """Write end, which the starter of the agent closes here."""
 
     @classmethod
     async def open(cls, log: AgentLog) -> Self:
-        """Open a pipe that ends in `log`."""
         reader, writer = os.pipe()
         with ExitStack() as on_failure:
             on_failure.callback(os.close, writer)
             file = on_failure.enter_context(os.fdopen(reader, "rb", buffering=0))
-            transport, pipe = await asyncio.get_running_loop().connect_read_pipe(lambda: LogPipe(log), file)
+            _, output = await asyncio.get_running_loop().connect_read_pipe(lambda: cls(log, writer), file)
             on_failure.pop_all()
-        return cls(transport, pipe, writer)
+        return output
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._log.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # asyncio's signature
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     async def drain(self) -> None:
         """Wait a limited time for all output."""
-        await asyncio.wait({self._pipe.closed}, timeout=_LAST_OUTPUT_TIMEOUT_S)
+        await asyncio.wait({self._closed}, timeout=_LAST_OUTPUT_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop reading. Idempotent."""

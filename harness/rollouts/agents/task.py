@@ -138,7 +138,7 @@ class AgentTask:
                 raise ScenarioError(f"sandbox.mounts: expected one with the directory {self.cwd}, got none")
             if self.terminal is not None and self.box.kind != BWRAP:
                 raise ScenarioError(f"sandbox: expected no --interactive beside {self.box.kind}")
-            from harness.rollouts.sandboxes.kinds import factory_of  # few trainers use sandboxes, which need pydantic
+            from harness.rollouts.sandboxes.boxed import factory_of  # few trainers use sandboxes, which need pydantic
 
             factory_of(self.box)
         parts = {"prompt": self.prompt, "session": self.session, "metadata": self.metadata}

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay, wait_exponential
 
-from harness.errors import RunError, SessionServerError, StoreFull
+from harness.errors import HarnessError, RunError, SessionServerError, StoreFull
 from harness.rollouts.client.connections import (
     BRIEF,
     HELD,
@@ -34,6 +34,7 @@ from harness.samples.codec import samples_from_tensors
 from harness.samples.turn_rewards import TurnRewards, reward_turns
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import RolloutEnd
+from harness.sessions.record import empty_record
 from harness.sessions.weights.weight_update import ExpectedWeights, LiveWeights, SweepReport, SweepRequest
 from harness.token_rows import RoutedExperts
 from harness.turn_ends import TurnStatus
@@ -153,7 +154,9 @@ class RoutedWorker(NamedTuple):
 class Collected(NamedTuple):
     facts: SessionFacts
     session: Json
-    samples: tuple[Sample, ...]
+    samples: tuple[Sample, ...] = ()
+    lost: str | None = None
+    """Reason for no record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +188,6 @@ class SessionServerClient:
 
     async def close(self) -> None:
         await self._connections.close()
-
-    # Sessions
 
     async def create(self, body: Json, *, give_up: Futures = ()) -> SessionHandle:
         """Create a session, waiting at a shut gate until one of `give_up` is done."""
@@ -256,12 +257,8 @@ class SessionServerClient:
         path = f"/sessions/{session_id}/drain"
         return decode(await self._call(BRIEF, "POST", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
-    # The server
-
     async def describe(self, *, deadline_s: float) -> ServerDescription:
         return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
-
-    # The gate and the weights
 
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
         return GateClient(self.address.url, self._connections, holder, ttl_s)
@@ -277,8 +274,6 @@ class SessionServerClient:
     async def expect(self, version: int) -> LiveWeights:
         """Have the server fence workers without `version`. The caller bounds it."""
         return decode(await self._post_once("/sessions/weights", ExpectedWeights(version)), LiveWeights)
-
-    # The router that the server may be
 
     async def list_routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
         """List a `harness router`'s workers; others answer 404."""
@@ -334,6 +329,15 @@ def _may_repeat(error: BaseException) -> bool:
 def _may_create(error: BaseException) -> bool:
     # Waiting does not help a full disk: an operator has to free space.
     return isinstance(error, SessionServerError) and error.was_refused and error.code != StoreFull.code
+
+
+async def read_record(client: SessionServerClient, session_id: str, *, end_s: float) -> Collected:
+    """End a session, then read its record: calls in flight belong to it (I4)."""
+    try:
+        await client.end(session_id, within_s=end_s)
+        return await client.collect(session_id)
+    except HarnessError as error:
+        return Collected(SessionFacts(phase=""), empty_record(None, None), lost=str(error))
 
 
 def ask_server(address: SessionServerAddress, question: Callable[[SessionServerClient], Awaitable[_T]]) -> _T:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from harness.engines.base import TokenProvider
@@ -26,14 +27,12 @@ from harness.rollouts.control.abort_report import (
     AgentHooks,
     CallReport,
     Keep,
-    ServerAnswer,
     TaskFailure,
     failure_of,
     partial_samples,
 )
 from harness.rollouts.control.abort_scope import AbortScope, NamedSessions, WholeServers
 from harness.rollouts.control.engines import EngineWorker, as_workers
-from harness.rollouts.control.quiesce import Quiet
 from harness.rollouts.control.routed_engines import learn_workers
 
 ABORT_STEP_ENDED = "abort_step_ended"
@@ -122,14 +121,8 @@ class _Abort:
         self._began = began
         self._learned_s = time.monotonic() - began  # learning the workers counts as time of the engines step
         self._seconds: dict[AbortStep, float] = {}
-        self._drained: list[ServerAnswer] = []
-        self._quiet = Quiet()
-        self._called: list[CallReport] = []
-        self._agents_left: list[str] = []
         self._late: set[asyncio.Future[object]] = set()
-        self._results: list[object] = []
-        self._failures: list[TaskFailure] = []
-        self._resumed: list[ServerAnswer] = []
+        self._report = AbortReport(seconds=self._seconds)
 
     async def mark(self, keep: Keep) -> None:
         with self._step(AbortStep.MARK, self._budget.hooks_s) as seconds:
@@ -137,17 +130,20 @@ class _Abort:
 
     async def drain(self) -> None:
         with self._step(AbortStep.DRAIN, self._budget.drain_s) as seconds:
-            self._drained = await self._scope.drain(seconds)
+            drained = await self._scope.drain(seconds)
+            self._report = replace(self._report, drained=tuple(drained))
 
     async def abort_engines(self) -> None:
         with self._step(AbortStep.ENGINES, self._budget.engines_s) as seconds:
-            self._quiet = await self._scope.quieten(self._drained, seconds)
+            quiet = await self._scope.quieten(self._report.drained, seconds)
+            engines, left_paused = tuple(quiet.engines), tuple(quiet.left_paused)
+            self._report = replace(self._report, engines=engines, left_paused=left_paused, turns_left=quiet.turns_left)
         self._seconds[AbortStep.ENGINES] += self._learned_s
 
     async def call_hooks(self) -> None:
         with self._step(AbortStep.HOOKS, self._budget.hooks_s) as seconds:
             calls = (_call(hooks.name, hooks.abort, seconds) for hooks in self._hooks if hooks.abort)
-            self._called += await asyncio.gather(*calls)
+            self._note_calls(await asyncio.gather(*calls))
 
     async def stop_agents(self) -> None:
         with self._step(AbortStep.STOP, self._budget.agents_s + self._budget.kill_s) as seconds:
@@ -165,13 +161,15 @@ class _Abort:
             await self._cancel_late()
             ended = [task for task in self._tasks if task.done()]
             left = [task for task in self._tasks if not task.done()]
+            results, failures = list[object](), list[TaskFailure]()
             for task, end in zip(ended, await asyncio.gather(*ended, return_exceptions=True), strict=True):
                 if isinstance(end, BaseException):
-                    self._failures.append(failure_of(task, end, was_late=task in self._late))
+                    failures.append(failure_of(task, end, was_late=task in self._late))
                 else:
-                    self._results.append(end)
-            self._failures += (failure_of(task, None, was_late=True) for task in left)
-            for failure in self._failures:
+                    results.append(end)
+            failures += (failure_of(task, None, was_late=True) for task in left)
+            self._report = replace(self._report, results=tuple(results), failures=tuple(failures))
+            for failure in failures:
                 _log.warning(ABORTED_TASK_SKIPPED, task=failure.name, fate=failure.fate.value, detail=failure.detail)
 
     async def leave_open(self) -> None:
@@ -183,25 +181,15 @@ class _Abort:
             with self._step(AbortStep.RESUME, self._budget.resume_s, is_last=True) as seconds:
                 began = time.monotonic()
                 try:
-                    self._resumed = await self._scope.release(_RELEASE_SHARE * seconds)
+                    resumed = await self._scope.release(_RELEASE_SHARE * seconds)
+                    self._report = replace(self._report, resumed=tuple(resumed))
                 finally:
                     clear_s = bound_of_call(seconds - (time.monotonic() - began))
                     await self._tell([(hooks.name, hooks.clear) for hooks in self._hooks], clear_s)
 
     def report(self, keep: Keep, rollout_id: int | None) -> AbortReport:
-        report = AbortReport(
-            drained=tuple(self._drained),
-            engines=tuple(self._quiet.engines),
-            left_paused=tuple(self._quiet.left_paused),
-            turns_left=self._quiet.turns_left,
-            hooks=tuple(self._called),
-            agents_left=tuple(self._agents_left),
-            results=tuple(self._results),
-            failures=tuple(self._failures),
-            partial_samples=partial_samples(self._results, rollout_id) if keep is not Keep.NOTHING else (),
-            resumed=tuple(self._resumed),
-            seconds=self._seconds,
-        )
+        samples = partial_samples(self._report.results, rollout_id) if keep is not Keep.NOTHING else ()
+        report = replace(self._report, partial_samples=samples)
         for problem in report.problems:
             _log.warning(ABORT_PROBLEM, problem=problem)
         return report
@@ -216,9 +204,8 @@ class _Abort:
             left.extend(await hooks.stop(bound_of_call(seconds)))  # so that its own bound comes first
 
         answer = await _call(hooks.name, stop, seconds)
-        self._agents_left += left
-        if answer.error:
-            self._called.append(answer)
+        self._report = replace(self._report, agents_left=(*self._report.agents_left, *left))
+        self._note_calls([answer] if answer.error else [])
 
     async def _tell(self, calls: Iterable[tuple[str, Callable[[], Awaitable[object] | None]]], seconds: float) -> None:
         # All hooks start before any is awaited, so that one slow hook does not delay the others.
@@ -227,11 +214,14 @@ class _Abort:
             try:
                 told = call()
             except Exception as error:  # noqa: BLE001  # a hook is foreign code; the abort goes on
-                self._called.append(CallReport(name, f"{type(error).__name__}: {error}"))
+                self._note_calls([CallReport(name, f"{type(error).__name__}: {error}")])
                 continue
             if told is not None:
                 waits.append(_end(name, told, seconds))
-        self._called += [answer for answer in await asyncio.gather(*waits) if answer.error]
+        self._note_calls([answer for answer in await asyncio.gather(*waits) if answer.error])
+
+    def _note_calls(self, calls: Iterable[CallReport]) -> None:
+        self._report = replace(self._report, hooks=(*self._report.hooks, *calls))
 
     async def _cancel_late(self) -> None:
         late = [task for task in self._tasks if not task.done() and task not in self._late]

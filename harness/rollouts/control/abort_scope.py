@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
-from typing import Protocol
 
-from harness.errors import ScenarioError, SessionServerError
-from harness.machine.deadlines import not_in_time
+from harness.errors import ScenarioError
+from harness.machine.deadlines import attempt
 from harness.rollouts.client.gate import GateClient, renew_holds
 from harness.rollouts.client.session_server import SessionFacts, SessionServerClient
 from harness.rollouts.control.abort_report import ServerAnswer
@@ -20,26 +19,8 @@ _LOOK_SHARE = 0.3  # of the time to quieten, at most: one that ends nothing must
 _ANSWER_S = 0.5  # of the time to quieten: kept for the answer that says what is left
 
 
-class AbortScope(Protocol):
-    def hold(self) -> AbstractAsyncContextManager[object]:
-        """Keep gates shut during the block, and until `release`."""
-        ...
-
-    async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """Drain the sessions for good."""
-        ...
-
-    async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """End their requests in the engines of the servers that `drained` them."""
-        ...
-
-    async def release(self, seconds: float) -> list[ServerAnswer]:
-        """Open what `hold` shut."""
-        ...
-
-
 class WholeServers:
-    """`AbortScope` of everything behind `gates` and on `workers`."""
+    """Everything behind `gates` and on `workers`."""
 
     def __init__(self, gates: Sequence[GateClient], workers: Sequence[EngineWorker], *, continues: bool) -> None:
         self._gates = gates
@@ -47,14 +28,15 @@ class WholeServers:
         self._continues = continues
 
     def hold(self) -> AbstractAsyncContextManager[object]:
+        """Keep gates shut during the block, and until `release`."""
         return renew_holds(self._gates)
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; also shuts the gates."""
+        """Drain the sessions for good, and shut the gates."""
         return await at_every_gate(self._gates, GateClient.drain, seconds)
 
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """See `AbortScope`; also looks for paused workers."""
+        """End requests in the engines of the servers that `drained` them, and look for paused workers."""
         reached = [gate for gate, answer in zip(self._gates, drained, strict=True) if answer.error is None]
         look_s = min(_LOOK_S, _LOOK_SHARE * seconds)
         quiet = await quieten(self._workers, reached, seconds - look_s)
@@ -64,12 +46,12 @@ class WholeServers:
         return quiet
 
     async def release(self, seconds: float) -> list[ServerAnswer]:
-        """See `AbortScope`; other holders' holds stay."""
+        """Open what `hold` shut; other holders' holds stay."""
         return await resume_every_gate(self._gates, seconds)
 
 
 class NamedSessions:
-    """`AbortScope` of the sessions `ids`, on any server."""
+    """The sessions `ids`, on any server."""
 
     def __init__(self, servers: Sequence[SessionServerClient], ids: Collection[str]) -> None:
         if isinstance(ids, str):  # a collection of strings too: one per character
@@ -78,15 +60,14 @@ class NamedSessions:
         self._ids = tuple(dict.fromkeys(ids))
 
     def hold(self) -> AbstractAsyncContextManager[object]:
-        """See `AbortScope`; shuts nothing."""
-        return nullcontext()
+        return nullcontext()  # gates stay open
 
     async def drain(self, seconds: float) -> list[ServerAnswer]:
         answers = await asyncio.gather(*(self._ask(server, server.drain, seconds) for server in self._servers))
         return [answer for answer, _ in answers]
 
     async def quieten(self, drained: Sequence[ServerAnswer], seconds: float) -> Quiet:
-        """See `AbortScope`; reports no engine."""
+        """End their requests where they were `drained`. Reports no engine."""
         reached = [server for server, answer in zip(self._servers, drained, strict=True) if answer.error is None]
         within_s = max(0.0, seconds - _ANSWER_S)
         ends = [self._ask(server, partial(server.end, within_s=within_s), seconds) for server in reached]
@@ -99,17 +80,15 @@ class NamedSessions:
     async def _ask(
         self, server: SessionServerClient, verb: Callable[[str], Awaitable[SessionFacts]], seconds: float
     ) -> tuple[ServerAnswer, list[SessionFacts]]:
-        async def ask(session_id: str) -> SessionFacts | str:
-            try:
-                async with asyncio.timeout(seconds):
-                    return await verb(session_id)
-            except SessionServerError as error:
-                return error.message
-            except TimeoutError:
-                return not_in_time(seconds)
+        facts: list[SessionFacts] = []
 
-        answers = await asyncio.gather(*map(ask, self._ids))
-        facts = [answer for answer in answers if not isinstance(answer, str)]
-        errors = [answer for answer in answers if isinstance(answer, str)]
-        summary = f"{len(errors)} of {len(answers)} sessions: {errors[0]}" if errors else None
+        async def ask(session_id: str) -> None:
+            facts.append(await verb(session_id))
+
+        attempts = (attempt(partial(ask, each), seconds, name=f"session {each}") for each in self._ids)
+        errors = [error for error in await asyncio.gather(*attempts) if error is not None]
+        summary = f"{len(errors)} of {len(self._ids)} sessions: {errors[0]}" if errors else None
         return ServerAnswer(server.address.url, summary), facts
+
+
+AbortScope = WholeServers | NamedSessions

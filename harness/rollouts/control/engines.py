@@ -129,14 +129,19 @@ class EngineInProcess:
         await self.provider.resume()
 
 
+def as_server(address: str) -> EngineServer:
+    """Return the server of `KIND=URL`, or of a URL."""
+    named = parse_kind(address)
+    if named is None or named.kind.server is None or named.rest is None:
+        return EngineServer(address)
+    return EngineServer(named.rest, named.kind.name)
+
+
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:
     def worker(engine: TokenProvider | EngineWorker | str) -> EngineWorker:
         match engine:
             case str():
-                named = parse_kind(engine)
-                if named is None or named.kind.server is None or named.rest is None:
-                    return EngineServer(engine)
-                return EngineServer(named.rest, named.kind.name)
+                return as_server(engine)
             case EngineWorker():
                 return engine
             case _:

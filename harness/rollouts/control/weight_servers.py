@@ -15,8 +15,6 @@ from harness.sessions.weights.weight_update import SweepRequest
 
 
 class ServersInUpdate:
-    """Session servers behind `clients`."""
-
     def __init__(self, clients: Sequence[SessionServerClient], report: UpdateReport, budget: UpdateBudget) -> None:
         report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
         holder = new_holder("update")
@@ -26,11 +24,9 @@ class ServersInUpdate:
         self._budget = budget
 
     def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        """Keep the holds while the block runs."""
         return renew_holds(self._gates)
 
     async def sweep(self, request: SweepRequest) -> None:
-        """Score tokens that wait for the live version."""
 
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.sweep = await client.sweep(request)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.engines.base import EngineWorkers, ExpectsTransfer, LogprobScale, TokenProvider
-from harness.engines.kinds import parse_kind, server_kinds
+from harness.engines.kinds import server_kinds
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
-from harness.rollouts.control.engines import EngineServer
+from harness.rollouts.control.engines import EngineServer, as_server
 from harness.rollouts.control.routed_engines import SilentEngine
 from harness.rollouts.control.sample_sweep import sweep_samples
 from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
@@ -69,20 +69,15 @@ async def reach(
 
 
 def _control(engine: EngineServer | str) -> TokenProvider:
-    kinds = server_kinds()
-    if isinstance(engine, str):
-        named = parse_kind(engine)
-        kind, url, api_key = (named.kind.name, named.rest, "") if named else ("", None, "")
-    else:
-        kind, url, api_key = engine.kind or "", engine.url, engine.api_key
-    if kind not in kinds or not url:
+    kinds, server = server_kinds(), as_server(engine) if isinstance(engine, str) else engine
+    if server.kind is None or not server.url:
         raise ScenarioError(f"expected {' or '.join(f'{name}=URL' for name in kinds)}, got {engine!r}")
-    return kinds[kind].open(
-        url,
+    return kinds[server.kind].open(
+        server.url,
         vocab_size=_VOCAB_SIZE,
         logprob_scale=LogprobScale.AFTER_TEMPERATURE,
         repeat_guard=_NO_GUARD,
-        api_key=api_key,
+        api_key=server.api_key,
     )
 
 
@@ -100,8 +95,6 @@ class _Worker(NamedTuple):
 
 
 class EnginesInUpdate:
-    """Engines of one update."""
-
     def __init__(self, engines: Engines, report: UpdateReport, budget: UpdateBudget) -> None:
         self._engines = engines.reached
         self._report = report
@@ -139,7 +132,6 @@ class EnginesInUpdate:
             self._report.note(UpdateStep.SWEEP, error.message)
 
     async def pause(self) -> None:
-        """End or freeze every request."""
         mode = self._report.mode
         await self._at_every_engine(UpdateStep.PAUSE_ENGINES, lambda e: e.pause(mode), self._budget.pause_s)
 

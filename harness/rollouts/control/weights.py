@@ -111,7 +111,6 @@ class WeightUpdate:
             await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
 
     def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        """Keep the holds while the block runs."""
         return self._servers.renew_holds()
 
     async def pause(self) -> None:

@@ -2,19 +2,21 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.errors import SandboxFailed
+from harness.errors import SandboxFailed, ScenarioError
 from harness.machine.deadlines import to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.relay.outside import client_program, open_relay, seen_from_inside
-from harness.rollouts.sandboxes.kinds import factory_of
+from harness.rollouts.sandboxes.bwrap import BwrapSandbox
+from harness.rollouts.sandboxes.container import ContainerSandbox
 from harness.rollouts.sandboxes.left_behind import folder_of, new_name
-from harness.rollouts.sandboxes.sandbox import Place, RunningCommand, Sandbox, StartOnHost
+from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS, Place, RunningCommand, Sandbox, StartOnHost
 from harness.rollouts.sandboxes.spec import SandboxSpec
 
 SANDBOX_NOT_REMOVED = "sandbox_not_removed"
@@ -24,12 +26,27 @@ _SOCKET = "relay.sock"
 _CLIENT = "relay.pyz"
 _RUN_PYTHON = 'python=$(command -v python3) || python=$0; exec "$python" "$@"'
 
+SandboxFactory = Callable[[SandboxSpec, Place], Sandbox]
+"""Maker of a box that is not started."""
+
+_KINDS: dict[str, SandboxFactory] = {BWRAP: BwrapSandbox, **dict.fromkeys(CONTAINERS, ContainerSandbox)}
+
 _log = get_logger(__name__)
 
 
-class Box(NamedTuple):
-    """A started sandbox."""
+def factory_of(spec: SandboxSpec) -> SandboxFactory:
+    """Return the factory of a kind, or of a plug-in `MODULE:FACTORY`. Raises `ScenarioError`."""
+    if spec.kind in _KINDS:
+        return _KINDS[spec.kind]
+    module, _, name = spec.kind.partition(":")
+    try:
+        factory: SandboxFactory = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ScenarioError(f"sandbox: {spec.kind} cannot be loaded: {error}; expected MODULE:FACTORY") from error
+    return factory
 
+
+class Box(NamedTuple):
     sandbox: Sandbox
     session: SessionHandle
     """Session as the agent sees it."""

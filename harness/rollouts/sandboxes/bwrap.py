@@ -33,8 +33,6 @@ _OBEY = ("/usr/bin/env", "--default-signal=TERM,INT,HUP")
 
 
 class BwrapSandbox:
-    """`Sandbox` of bwrap."""
-
     def __init__(self, spec: SandboxSpec, place: Place) -> None:
         self._spec = spec
         self._place = place

@@ -34,8 +34,6 @@ _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_
 
 
 class ContainerSandbox:
-    """`Sandbox` of podman or docker."""
-
     has_own_network = True
 
     def __init__(self, spec: SandboxSpec, place: Place) -> None:

@@ -24,15 +24,12 @@ class RunningCommand(Protocol):
 
     async def wait(self) -> int:
         """Return the exit code, minus the number of a signal, or 128 plus it."""
-        ...
 
     def signal(self, number: int) -> bool:
         """Send a signal. Return whether a process could receive it."""
-        ...
 
     async def stop(self, *, grace_s: float) -> list[int]:
         """End the command and its descendants. Return the ids of those left."""
-        ...
 
 
 StartOnHost = Callable[[Sequence[str], Mapping[str, str], Path], Awaitable[RunningCommand]]
@@ -61,29 +58,23 @@ class Sandbox(Protocol):
 
     async def start(self) -> None:
         """Make the box. Raises `SandboxFailed`."""
-        ...
 
     async def exec(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, on_host: StartOnHost
     ) -> RunningCommand:
         """Start a command in the box. Raises `OSError`, `ValueError` or `SandboxFailed`."""
-        ...
 
     async def put(self, source: Path, target: Path) -> None:
         """Copy a file or folder into the box. Raises `SandboxFailed`."""
-        ...
 
     async def get(self, source: Path, target: Path) -> None:
         """Copy a file or folder out of the box. Raises `SandboxFailed`."""
-        ...
 
     async def find_failure(self) -> str | None:
         """Return why the box made its command fail, or None. Called before `stop`."""
-        ...
 
     async def stop(self) -> None:
         """Remove the box in bounded time. Idempotent. Raises `SandboxFailed`."""
-        ...
 
 
 async def call(*command: str, deadline_s: float, env: Mapping[str, str], cwd: Path | None = None) -> Ended:

@@ -9,12 +9,12 @@ process per session, so slow checks run in parallel. Training, with many short s
 """
 
 import asyncio
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from harness.errors import ScenarioError
+from harness.samples.judgement import stated_number
 from harness.samples.turn_rewards import TurnRewards
 from harness.suite.judge.check_process import CheckProcess
 from harness.types import Json
@@ -94,9 +94,9 @@ def _read_score(score: Any) -> Score:
     details = dict(score) if isinstance(score, dict) else {"reward": score}
     if "reward" not in details:
         raise ScenarioError(f"expected a number under 'reward', got the keys {sorted(details)}")
-    reward = details.pop("reward")
-    if not _is_finite(reward):
-        raise ScenarioError(f"expected a finite number as the reward, got {reward!r:.60}")
+    stated = details.pop("reward")
+    if (reward := stated_number(stated)) is None:
+        raise ScenarioError(f"expected a finite number as the reward, got {stated!r:.60}")
     given = details.get("score", {})
     figures = given if isinstance(given, dict) else {"score": given}
     # What a check keeps under these names for itself stays in its details.
@@ -105,15 +105,11 @@ def _read_score(score: Any) -> Score:
     else:
         figures = {}
     for name, figure in figures.items():
-        if not _is_finite(figure):
+        if stated_number(figure) is None:
             raise ScenarioError(f"expected a finite number as the figure {name!r:.60}, got {figure!r:.60}")
     reason = details.pop("reason", None) if isinstance(details.get("reason"), str | None) else None
     turns = details.pop("turn_rewards", {})
     if not isinstance(turns, dict):
         raise ScenarioError(f"turn_rewards: expected an object, by turn or tool call, got {turns!r:.60}")
     named = {name: float(figure) for name, figure in figures.items()}
-    return Score(float(reward), details, turns, named, (reason or "").strip()[:MAX_REASON])
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return Score(reward, details, turns, named, (reason or "").strip()[:MAX_REASON])

@@ -77,13 +77,10 @@ def write_wandb(source: str, points: Sequence[MetricPoint], folder: Path) -> Non
 
 
 def missing_package(extra: str, error: ImportError) -> RunError:
-    """Return the error for an extra that is not installed."""
     return RunError(f"--format {extra} needs its packages ({error}): pip install 'session-harness[{extra}]'")
 
 
 class ExportFormat(StrEnum):
-    """Target program of an export."""
-
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
     OTEL = "otel"

@@ -47,14 +47,7 @@ class BrowserState(NamedTuple):
 
 
 class LiveLook:
-    """Source of the live page's data about one server.
-
-    Args:
-        client: Client of the server; its owner closes it.
-        tokenizer: Tokenizer for token texts.
-        clock: Clock in seconds.
-        missing: Sentences about the tokenizer.
-    """
+    """Source of the live page's data about the server of `client`. `missing` are sentences about the tokenizer."""
 
     def __init__(
         self,

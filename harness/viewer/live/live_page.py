@@ -54,14 +54,7 @@ _HEADERS = {
 
 
 class LivePage:
-    """ASGI application of the live page.
-
-    Args:
-        look: Source of the data.
-        source: Address of the session server, for the page.
-        port: Port of this application.
-        secret: Secret in the page's address.
-    """
+    """ASGI application of the live page of `source`, on this `port`, with `secret` in its address."""
 
     def __init__(self, look: LiveLook, source: str, port: int, secret: str) -> None:
         self._look = look

@@ -168,7 +168,6 @@ class SeenServer:
             del self._bands[key]
 
     def take_facts(self, facts: Json) -> None:
-        """Record facts about the server as a whole."""
         if facts != self._facts:
             self.version += 1
             self._facts, self._facts_version = facts, self.version

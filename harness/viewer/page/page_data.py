@@ -28,6 +28,13 @@ MOST_GONE = 1_000
 MOST_BANDS = 1_000
 """Most finished bands of a live page."""
 
+# Under the names of `SessionLine` and `TurnView`.
+_OF_LINES = ("number", "scenario", "group", "inherits", "forked_at", "cause", "sampled", "reward")
+_OF_TURNS = (
+    *("index", "parent", "role", "evidence", "inherited", "asked_again", "status", "end", "fate", "fates", "unknown"),
+    *("versions", "masked_from", "seconds", "attempts", "messages", "reply", "asked", "toolset", "tools"),
+)
+
 
 class TokenTable:
     """Distinct pairs of id and text. `rows` is in order of their numbers."""
@@ -37,7 +44,6 @@ class TokenTable:
         self._numbers: dict[tuple[int, str | None], int] = {}
 
     def number(self, token_id: int, text: str | None) -> int:
-        """Return the number of the pair."""
         row = (token_id, text)
         number = self._numbers.setdefault(row, len(self.rows))
         if number == len(self.rows):
@@ -61,20 +67,13 @@ def finite(value: Any) -> Any:
 def line_data(line: SessionLine, element: str | None, times: Sequence[Sequence[object]]) -> Json:
     """Return the data of a session in the list. `element` has its turns, if readable."""
     return {
+        **{name: getattr(line, name) for name in _OF_LINES},
         "element": element,
         "id": line.session_id,
-        "number": line.number,
-        "scenario": line.scenario,
-        "group": line.group,
-        "inherits": line.inherits,
-        "forked_at": line.forked_at,
         "outcome": line.outcome or line.state,
-        "cause": line.cause,
         "why": line.last_words or line.detail,
         "log": None if line.agent_log is None else str(line.agent_log),
         "turns": len(times) if line.turns is None and element is not None else line.turns,
-        "sampled": line.sampled,
-        "reward": line.reward,
         "figures": {**line.score.get("figures", {}), **line.score.get("details", {})},
         "reason": str(line.score.get("reason") or line.score_error or ""),
         "times": times,
@@ -95,7 +94,6 @@ def session_marks(session: SessionView) -> Json:
 
 
 def session_data(session: SessionView, tokenizer: Tokenizer | None, table: TokenTable) -> Json:
-    """Return the data of a session with its turns."""
     turns = [
         {**turn_data(turn), "depth": depth, **token_columns(turn, tokenizer, table)} for turn, depth in session.walk()
     ]
@@ -127,28 +125,9 @@ def ledger_text(ledger: Json) -> str:
 def turn_data(turn: TurnView) -> Json:
     """Return a turn without its tokens and its place in the tree."""
     return {
-        "index": turn.index,
-        "parent": turn.parent,
-        "role": turn.role,
-        "evidence": turn.evidence,
-        "inherited": turn.inherited,
-        "asked_again": turn.asked_again,
-        "status": turn.status,
-        "end": turn.end,
+        **{name: getattr(turn, name) for name in _OF_TURNS},
         "prompt": turn.prompt_length,
         "sampled": turn.output_length,
-        "fate": turn.fate,
-        "fates": turn.fates,
-        "unknown": turn.unknown,
-        "versions": turn.versions,
-        "masked_from": turn.masked_from,
-        "seconds": turn.seconds,
-        "attempts": turn.attempts,
-        "messages": turn.messages,
-        "reply": turn.reply,
-        "asked": turn.asked,
-        "toolset": turn.toolset,
-        "tools": turn.tools,
         "error": None if turn.error is None else f"{turn.error.get('code')}: {turn.error.get('message')}",
     }
 

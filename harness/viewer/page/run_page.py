@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from harness.errors import RunError
 from harness.machine.disk import begins_with, replacing
+from harness.rollouts.agents.log import read_tail
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.look import read_log_tail
 from harness.viewer.page.page_data import (
     MOST_BANDS,
     MOST_GONE,
@@ -109,7 +109,7 @@ def page_pieces(
                     yield piece
             if line.agent_log is not None:
                 with say_missing(f"the log {line.agent_log}", missing):
-                    piece = _data(f"log{place}", read_log_tail(line.agent_log))
+                    piece = _data(f"log{place}", read_tail(line.agent_log))
                     room -= len(piece)
                     yield piece
         if listed_only:

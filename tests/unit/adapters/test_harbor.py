@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from harness.adapters.harbor.details import context_fields, outcome_of
 from harness.errors import LimitReached, SessionClosing
-from harness.rollouts.client.ended_session import SessionRecord
-from harness.rollouts.client.session_server import SessionFacts
+from harness.rollouts.client.session_server import Collected, SessionFacts
 from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.record import RecordIds, empty_record, session_record
 from harness.sessions.session import Session
@@ -34,10 +33,10 @@ PLAYS = st.lists(
 )
 
 
-def record_of(session: Session, **facts: Any) -> SessionRecord:
+def record_of(session: Session, **facts: Any) -> Collected:
     """The session as its server gives it to the agent's owner."""
     told = SessionFacts(phase=str(session.phase), **facts)
-    return SessionRecord(session_record(session, RecordIds.NONE), told, tuple(session.samples(None)))
+    return Collected(told, session_record(session, RecordIds.NONE), tuple(session.samples(None)))
 
 
 @given(PLAYS)
@@ -71,14 +70,14 @@ def test_details_are_the_samples(plays: list[tuple[int, str, str, FinishReason, 
     assert fields["n_input_tokens"] == sum(turn.prompt_length for turn in session.turns)
 
 
-LOST = SessionRecord(empty_record(None, None), SessionFacts(phase=""), lost="no contact")
-DELETED = SessionRecord(empty_record("id"), SessionFacts(phase="unknown"))
+LOST = Collected(SessionFacts(phase=""), empty_record(None, None), lost="no contact")
+DELETED = Collected(SessionFacts(phase="unknown"), empty_record("id"))
 
 
-def facts(phase: str, **refusals: int) -> SessionRecord:
+def facts(phase: str, **refusals: int) -> Collected:
     """A session with one turn, in that phase after the agent."""
     told = SessionFacts(phase, {TurnStatus.COMPLETED: 1}, refusals)
-    return SessionRecord(empty_record("id", phase), told)
+    return Collected(told, empty_record("id", phase))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def facts(phase: str, **refusals: int) -> SessionRecord:
         (RuntimeError("exit code 1"), LOST, OutcomeKind.HARNESS_FAILED),
     ],
 )
-def test_outcomes(failure: BaseException | None, record: SessionRecord, kind: OutcomeKind) -> None:
+def test_outcomes(failure: BaseException | None, record: Collected, kind: OutcomeKind) -> None:
     """A trial whose session ended before its agent is aborted, whatever the agent makes of it."""
     outcome = outcome_of(failure, record)
 

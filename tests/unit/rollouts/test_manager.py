@@ -236,6 +236,17 @@ async def test_a_function_runs_to_its_end(tmp_path: Path):
     assert seen["kwargs"]["session_id"] == rollout.session_id
 
 
+async def test_a_reward_that_no_float_holds_ends_no_rollout(tmp_path: Path):
+    async def run(base_url, prompt, **kwargs):
+        await chat(base_url, prompt)
+        return {"reward": 10**400}
+
+    async with manager_of() as (manager, _):
+        rollout = await manager.run(function(tmp_path, run))
+
+    assert rollout.outcome.kind is OutcomeKind.FINISHED
+
+
 @pytest.mark.parametrize(
     ("source", "kind"),
     [

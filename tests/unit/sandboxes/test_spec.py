@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
-from harness.rollouts.sandboxes.kinds import factory_of
+from harness.rollouts.sandboxes.boxed import factory_of
 from harness.rollouts.sandboxes.spec import Mount, SandboxSpec
 
 

@@ -37,7 +37,7 @@ _WHITE_SPACE = " \t\r\n\N{LOWER ONE EIGHTH BLOCK}"
 _CALLS = tuple(ToolCall("find", text) for text in ('{"find": "<1> \\"x\\"", "count": 5}', "{}"))
 _OPTIONAL = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 _PARAMETERS = {"type": "object", "properties": {"find": {"type": "string"}, "count": _OPTIONAL}}
-_FINDING: Json = {"type": "function", "function": {"name": "find", "parameters": _PARAMETERS}}
+_FINDING: Json = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": _PARAMETERS}}
 _ASKING: Message = {"role": "user", "content": "question"}
 _CALLING: tuple[Message, ...] = tuple(
     {
@@ -48,7 +48,7 @@ _CALLING: tuple[Message, ...] = tuple(
             for i, call in enumerate(_CALLS[:calls])
         ],
     }
-    for calls in (2, 1)  # some templates refuse more than one call in an answer
+    for calls in (2, 1)  # some templates refuse more than one call in an answer, or write the first
 )
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
@@ -67,8 +67,10 @@ class ChatTemplateTokenizer:
         self.end_ids = self._find_ends()
         """Ids that the template writes after answers. A model may also end them with others."""
         self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
-        is_hermes = isinstance(self._reader.syntax, Hermes)  # the default for an unknown syntax, too
-        if is_hermes and self.form.shows_calls and not self.reads_calls and (begin := self._call_marker()):
+        syntax = self._reader.syntax
+        known = () if isinstance(syntax, Hermes) else syntax.markers  # Hermes is the default for an unknown syntax, too
+        begin = self._call_marker() if self.form.shows_calls and not self.reads_calls else None
+        if begin is not None and begin not in known:
             self._reader = OutputReader(self.tokenizer, Unread(begin))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
@@ -133,14 +135,15 @@ class ChatTemplateTokenizer:
 
     def _written_calls(self) -> tuple[str, str, int]:
         prompt = self.template.try_render(self.form.apply([_ASKING]), [_FINDING]) or ""
-        for calling in _CALLING:
-            messages = self.form.apply([_ASKING, calling])
-            whole = self.template.try_render(messages, [_FINDING], generation_prompt=False)
-            if whole is not None:
-                begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
-                if begin != prompt:  # some prompts begin reasoning that the answer lacks
-                    begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
-                return begin, whole.removeprefix(begin), len(calling["tool_calls"])
+        two, one = (
+            self.template.try_render(self.form.apply([_ASKING, calling]), [_FINDING], generation_prompt=False)
+            for calling in _CALLING
+        )
+        if (whole := one if two in (None, one) else two) is not None:
+            begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
+            if begin != prompt:  # some prompts begin reasoning that the answer lacks
+                begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
+            return begin, whole.removeprefix(begin), 1 if whole == one else 2
         return prompt, "", 0
 
     def _call_marker(self) -> str | None:

@@ -7,8 +7,9 @@ drop what they do not expect, quote text where an object belongs, or refuse ids 
 
 import itertools
 import json
+import re
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Self
@@ -24,6 +25,7 @@ _SHORT_ID_LENGTH = 9
 _NEEDLE = "zebra"
 _BETWEEN = "\n\n"
 _TEXT_ARGUMENTS = '{"zebra":  "<1>"}'  # two spaces, which only a template that takes text shows
+_JSON_KEY = re.compile(r'"zebra"\s*:')
 _ARGUMENTS = ((True, _TEXT_ARGUMENTS), (False, '"zebra": "<1>"'), (False, "<1>"))
 """Pairs: True for arguments as text, and the output that shows them."""
 
@@ -49,7 +51,9 @@ class MessageForm:
         late = frozenset(role for role in _INSTRUCTING if _shows_late(template, "system" if developer else role))
         for (as_text, needle), no_content, short in itertools.product(_ARGUMENTS, (False, True), (False, True)):
             form = cls(as_text, no_content, short, developer, late, shows_tools=tools)
-            if _shows(template, form.apply([_USER, _CALLS, _RESULT]), [_TOOL], needle):
+            if _shows(template, form.apply([_USER, _CALLS, _RESULT]), [_TOOL], needle) and not (
+                as_text and _respells(template, replace(form, arguments_as_text=False))
+            ):
                 return form
         return cls(developer_as_system=developer, late_roles=late, shows_calls=False, shows_tools=tools)
 
@@ -136,6 +140,12 @@ def _shows_late(template: JinjaTemplate, role: str) -> bool:
 
 def _shows(template: JinjaTemplate, messages: Sequence[Message], tools: Sequence[Json], needle: str) -> bool:
     return needle in (template.try_render(messages, tools) or "")
+
+
+def _respells(template: JinjaTemplate, form: MessageForm) -> bool:
+    """Return True if the template writes an object of arguments otherwise than as JSON, which a text would be."""
+    written = template.try_render(form.apply([_USER, _CALLS, _RESULT]), [_TOOL]) or ""
+    return "<1>" in written and _JSON_KEY.search(written) is None
 
 
 def _argument_object(arguments: Any) -> Any:

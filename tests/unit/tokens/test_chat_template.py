@@ -393,6 +393,49 @@ def test_the_words_of_the_probe_mark_no_call():
 
 
 @pytest.mark.parametrize(
+    ("written", "begin"),
+    [
+        ("<seed:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></seed:tool_call>", "<seed:tool_call>"),
+        ("<calling>f</calling>", "<calling>"),
+    ],
+)
+def test_another_familys_words_in_unknown_calls_hide_no_call(written, begin):
+    """A template may hold known words, wrap calls in markers of its own, and refuse tools without a description."""
+    source = UNKNOWN.replace("{{ t | tojson }}", "{{ t.function.description | tojson }}<function=x><parameter=y>")
+    source = source.replace("<calling>", begin).replace("</calling>", begin.replace("<", "</"))
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
+    tools = [{"type": "function", "function": {"name": "f", "description": "F."}}]
+
+    parsed = chat.parse(SampledOutput(chat.tokenizer.encode_plain(written)), tools)
+
+    assert parsed == ParsedOutput(written, malformed=True)
+
+
+def test_a_template_that_writes_one_call_of_several_is_read():
+    """As gpt-oss's does: the probe counts the calls that are written."""
+    each = "in message.tool_calls or []"
+    source = toy_template().template.text.replace(each, "in (message.tool_calls or [])[:1]")
+
+    assert each in toy_template().template.text
+    assert ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source)).reads_calls
+
+
+def test_arguments_go_in_as_an_object_where_the_template_writes_no_json():
+    """Gemma 4's takes a text, too, and then writes braces twice."""
+    source = UNKNOWN.replace(
+        "{{ call.function.arguments }}",
+        "{ {%- if call.function.arguments is string %}{{ call.function.arguments }}{% else %}"
+        "{% for name, value in call.function.arguments.items() %}{{ name }}:{{ value }},{% endfor %}{% endif -%} }",
+    )
+    template = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
+    call = {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a": 2}'}}
+
+    prompt = template.tokenizer.decode(template.render_ids([user("hi"), assistant("") | {"tool_calls": [call]}], []))
+
+    assert "<calling>f:{a:2,}</calling>" in prompt
+
+
+@pytest.mark.parametrize(
     ("source", "faults"),
     [(toy_template().template.text, []), (ROLES, ["tools are not in the prompt", "tool calls cannot be checked"])],
 )

@@ -28,6 +28,7 @@ from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, SamplingWishes, TurnNotes
 
 NAME = "anthropic_messages"
+_EFFORT = "output_config.effort"
 
 
 class _MessagesTool(msgspec.Struct):
@@ -35,6 +36,7 @@ class _MessagesTool(msgspec.Struct):
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    input_examples: list[Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = False
 
@@ -53,6 +55,7 @@ class _OutputFormat(msgspec.Struct):
 class _OutputConfig(msgspec.Struct):
     format: _OutputFormat | None = None
     effort: str | None = None
+    task_budget: msgspec.Raw = NULL
 
 
 class _MessagesBody(msgspec.Struct):
@@ -104,9 +107,11 @@ def parse_request(
     _refuse_unsupported(wire)
     raws = wire.tools or ()
     units = units_of(wire.system, call.paced(wire.messages))
+    effort = None if wire.output_config is None else wire.output_config.effort
     recall = NOTHING_RECALLED
     if history is not None:
-        recall = history.recall(NAME, raws, [unit.raw for unit in call.paced(units)])
+        told = raws if effort is None else [*raws, msgspec.Raw(msgspec.json.encode(effort))]
+        recall = history.recall(NAME, told, [unit.raw for unit in call.paced(units)])
     if recall.tools is None or len(recall.tools) < len(raws):  # the notes of every turn name those that are left out
         offer = _read_tools(raws, limits)
     else:
@@ -141,6 +146,7 @@ def parse_request(
         recall=recall.with_read([len(each) for each in new]) if recall.digests else recall,
         notes=_notes(call, ignored, offer, reader),
         ignored=tuple(ignored),
+        effort=None if effort is None else (_EFFORT, effort),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
@@ -172,8 +178,11 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _OfferedT
             wrong = "another tool has this name" if tool.name else "expected the name of the tool, got none"
             raise MalformedRequest(f"{param}: {wrong}", param=param)
         names.add(tool.name)
-        check_json(tool.input_schema, "tools", limits.json_depth)
-        formed = function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+        schema = tool.input_schema
+        if tool.input_examples:
+            schema = {**(schema or {}), "examples": tool.input_examples}
+        check_json(schema, "tools", limits.json_depth)
+        formed = function_tool(tool.name, tool.description, schema, tool.strict)
         if tool.defer_loading:
             deferred[tool.name] = formed
         else:
@@ -222,7 +231,9 @@ def _refuse_unsupported(wire: _MessagesBody) -> None:
 def _find_ignored(wire: _MessagesBody, unknown: Sequence[str]) -> Json:
     ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
     if wire.output_config is not None and wire.output_config.effort is not None:
-        ignored["output_config.effort"] = wire.output_config.effort[:LONGEST_NOTE]
+        ignored[_EFFORT] = wire.output_config.effort[:LONGEST_NOTE]
+    if wire.output_config is not None and wire.output_config.task_budget != NULL:
+        ignored["output_config.task_budget"] = None
     if wire.tool_choice is not None and wire.tool_choice.disable_parallel_tool_use:
         ignored["tool_choice.disable_parallel_tool_use"] = True
     return ignored

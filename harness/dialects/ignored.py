@@ -22,36 +22,57 @@ LONGEST_NOTE = 500
 _LEVELS = 16
 _SCHEMAS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf")
 _PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty")
-_CHOICES = ("bad_words", "allowed_token_ids", "custom_logit_processor")
+_CHOICES = ("bad_words", "allowed_token_ids", "logit_bias", "custom_logit_processor", "custom_params", "vllm_xargs")
+_SAMPLERS = ("logits_processors", "no_repeat_ngram_size", "typical_p", "top_a", "watermark", "watermarking")
+_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "min_tokens", "min_new_tokens")
+_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
+_ENDS = ("stop_regex", "thinking_token_budget", "repetition_detection")
+_TEXTS = ("system", "system_prompt", "instructions", "prefix", "suffix")
+_PROMPTS = ("input_ids", "prompt_token_ids", "previous_input_messages", "session_params", "thread")
+_OFF = ("ignore_eos", "use_beam_search", "continue_final_message", "add_special_tokens", "watermarking")
 REFUSED: Mapping[str, str] = {
     "functions": "functions are offered as `tools`",
     "function_call": "a call is asked for with `tool_choice`",
     **dict.fromkeys((*_SCHEMAS, "json_schema"), "the answer's schema is asked for with `response_format`"),
-    **dict.fromkeys((*_PENALTIES, *_CHOICES), "such logprobs are not the model's"),
-    "stop_token_ids": "a session's `sampling` has them",
+    "response_format": "this dialect has another field for the answer's schema",
+    **dict.fromkeys((*_PENALTIES, *_CHOICES, *_SAMPLERS), "such logprobs are not the model's"),
+    **dict.fromkeys((*_SETTINGS, *_LENGTHS, "stop_token_ids"), "a session's `sampling` has it, or another field"),
+    **dict.fromkeys((*_ENDS, "ignore_eos"), "a turn ends where the model, a stop string or a limit ends it"),
+    **dict.fromkeys(_TEXTS, "instructions have another place in this dialect"),
+    **dict.fromkeys(_PROMPTS, "the prompt is the conversation of this request, rendered by the server"),
+    "add_special_tokens": "the template writes them",
+    "lora_path": "the operator chooses the model",
     "documents": "the prompt has messages and tools only",
-    "ignore_eos": "a turn ends where the model ends it",
-    "min_new_tokens": "chat completions have `min_tokens`",
     "use_beam_search": "beams are no samples of the model",
-    "best_of": "each answer is one sample",
+    **dict.fromkeys(("best_of", "n"), "each answer is one sample"),
+    **dict.fromkeys(("modalities", "audio"), "nothing but text can be recorded"),
     "truncate_prompt_tokens": "the model sees the whole prompt",
     **dict.fromkeys(
         ("continue_final_message", "add_generation_prompt"), "the prompt ends where the model's turn begins"
     ),
-    "enable_thinking": "`chat_template_kwargs` has it, or the session's `template_variables`",
+    **dict.fromkeys(
+        ("enable_thinking", "thinking"), "`chat_template_kwargs` or the session's `template_variables` set it"
+    ),
     "chat_template": "the operator chooses it, `harness serve --template`",
-    "chat_template_kwargs": "only chat completions set variables of the template, or the session does",
+    **dict.fromkeys(
+        ("chat_template_kwargs", "reasoning_effort"),
+        "only chat completions set variables of the template, or the session does",
+    ),
 }
-"""Fields that change the prompt or the sampling and that no dialect serves, with the alternative."""
-_NEUTRAL: Mapping[str, bytes] = {
-    "ignore_eos": b"false",
-    "min_new_tokens": b"0",
-    "use_beam_search": b"false",
-    "best_of": b"1",
-    "continue_final_message": b"false",
-    "add_generation_prompt": b"true",
+"""Fields that change the prompt or the sampling, with the alternative, for dialects that do not serve them."""
+_NEUTRAL: Mapping[str, tuple[bytes, ...]] = {
+    **dict.fromkeys(_OFF, (b"false",)),
+    **dict.fromkeys(
+        (*_PENALTIES[1:3], "min_new_tokens", "min_tokens", "min_p", "no_repeat_ngram_size"), (b"0", b"0.0")
+    ),
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "typical_p", "best_of", "n"), (b"1", b"1.0")),
+    "add_generation_prompt": (b"true",),
+    "modalities": (b'["text"]',),
+    **dict.fromkeys(("logit_bias", "custom_params", "vllm_xargs", "chat_template_kwargs"), (b"{}",)),
+    "top_k": (b"0", b"-1"),
 }
 """Values of refused fields that ask for nothing."""
+_NOTHING = (b"[]", b'""')
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -74,13 +95,15 @@ class BodyDecoder(Generic[_T]):
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             wire = decode_json(self._tolerant, content, within)
-        known, unsaid = wire.__struct_encode_fields__, bytes(NULL)
+        known = wire.__struct_encode_fields__
         unknown: list[str] = []
         for name, raw in decode_json(_fields_decoder, content).items():
             spelled = self._spell(name)
-            if name in known or bytes(raw) in (unsaid, _NEUTRAL.get(spelled)):
+            if name in known or raw == NULL:
                 continue
             if spelled in REFUSED and spelled not in wire.__struct_fields__:
+                if bytes(raw) in (*_NOTHING, *_NEUTRAL.get(spelled, ())):
+                    continue
                 raise MalformedRequest(f"{name}: expected none, {REFUSED[spelled]}", param=name)
             unknown.append(name)
         return wire, unknown

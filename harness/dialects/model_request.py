@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Self, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import RequestLimits
@@ -147,8 +148,16 @@ class ModelRequest(msgspec.Struct, frozen=True):
     notes: TurnNotes = TurnNotes()
     """Fields ignored, normalized or left out, for readers of the record."""
     template_variables: Json = msgspec.field(default_factory=dict)
+    effort: tuple[str, str] | None = None
+    """Field and value of a reasoning effort, among the ignored fields: a template variable if the template reads it."""
     ignored: Sequence[str] = ()
     """Body fields that are not served (`dialects.ignored`)."""
+
+    def without_ignored(self, field: str) -> Self:
+        """Return this request with `field` served."""
+        noted = {name: value for name, value in self.notes.ignored.items() if name != field}
+        ignored = tuple(name for name in self.ignored if name != field)
+        return replace(self, ignored=ignored, notes=replace(self.notes, ignored=noted))
 
 
 class PartlyRead(Sequence[Message]):

@@ -67,6 +67,12 @@ class _WireMessage(msgspec.Struct):
     reasoning: msgspec.Raw = NULL
     reasoning_details: msgspec.Raw = NULL
     name: str | None = None
+    refusal: str | None = None
+    # Refused
+    function_call: msgspec.Raw = NULL
+    prefix: msgspec.Raw = NULL
+    partial: msgspec.Raw = NULL
+    audio: msgspec.Raw = NULL
 
 
 class _ToolFunction(msgspec.Struct, omit_defaults=True):
@@ -151,6 +157,11 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 """Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
+_REFUSED_IN_MESSAGES: Mapping[str, str] = {
+    "function_call": "calls are `tool_calls`",
+    "audio": "nothing but text can be recorded",
+    **dict.fromkeys(("prefix", "partial"), REFUSED["continue_final_message"]),
+}
 _decoder = BodyDecoder(_ChatBody)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
@@ -263,7 +274,8 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
             raise
         raise MalformedRequest(f"{error.message}; {expected}", param=param) from error
     content = said.content if isinstance(said.content, str) else "".join(part.text for part in said.content or ())
-    message: Json = {"role": said.role, "content": content}
+    _refuse_in_message(said, number)
+    message: Json = {"role": said.role, "content": content or said.refusal or ""}
     if said.tool_calls:
         for call in said.tool_calls:
             call.function.arguments = said_arguments(call.function.arguments)
@@ -275,6 +287,13 @@ def _read_message(raw: msgspec.Raw, number: int) -> Message:
     if said.name:
         message["name"] = said.name
     return message
+
+
+def _refuse_in_message(said: _WireMessage, number: int) -> None:
+    for name, expected in _REFUSED_IN_MESSAGES.items():
+        if bytes(getattr(said, name)) not in (b"null", b"false"):
+            field = f"messages[{number}].{name}"
+            raise MalformedRequest(f"{field}: expected none, {expected}", param=field)
 
 
 def _read_reasoning(said: _WireMessage) -> str:
@@ -295,13 +314,18 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Jso
     limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
     tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
     names: set[str] = set()
+    formed: list[Json] = []
     for i, tool in enumerate(tools):
         if tool.function.name in names:
             field = f"tools[{i}].function.name"
             raise MalformedRequest(f"{field}: another tool has this name", param=field)
         names.add(tool.function.name)
-        check_json(tool.function.parameters, "tools", limits.json_depth)
-    return tuple(msgspec.to_builtins(tool) for tool in tools)
+        formed.append(msgspec.to_builtins(tool))
+        # A function may say more, such as `return`, which templates show.
+        more = decode_json(_object_decoder, raws[i])["function"]
+        formed[i]["function"] |= {name: more[name] for name in more.keys() - tool.function.__struct_fields__}
+        check_json(formed[i], "tools", limits.json_depth)
+    return tuple(formed)
 
 
 def _size_bytes(raw: msgspec.Raw) -> int:

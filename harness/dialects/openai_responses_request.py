@@ -19,6 +19,7 @@ NAME = "openai_responses"
 ID_PREFIX = "resp_"
 """Prefix of the 32 hex digits of a response id."""
 
+_EFFORT = "reasoning.effort"
 _LOGPROBS = "message.output_text.logprobs"
 
 
@@ -108,11 +109,13 @@ def parse_request(
     limits.require("messages", len(before) + len(raws), "input")
     groups = group_items(raws, before, call.answered_as)
     tool_list = ToolList(wire.tools or (), limits)
+    effort = None if wire.reasoning is None else wire.reasoning.effort
     recall = NOTHING_RECALLED
     if history is not None:
         # In a list of one, because the same bytes may mean something else as an item.
         begins = [_raw([message]) for message in before]
-        recall = history.recall(NAME, wire.tools or (), [*begins, *(group.raw for group in groups)])
+        raws = [*(wire.tools or ()), *([] if effort is None else [_raw(effort)])]
+        recall = history.recall(NAME, raws, [*begins, *(group.raw for group in groups)])
     tools = tool_list.read() if recall.tools is None else recall.tools
 
     def read(number: int, record: RecordedText | None = None) -> Message:
@@ -146,6 +149,7 @@ def parse_request(
         recall=recall,
         notes=_notes(wire, ignored, tool_list),
         ignored=tuple(ignored),
+        effort=None if effort is None else (_EFFORT, effort),
     )
     calls = recall.prefixes[-1].calls if recall.prefixes else 0
     limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
@@ -234,7 +238,7 @@ def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -
 
 def _find_ignored(wire: _ResponsesBody, unknown: Sequence[str]) -> Json:
     inner = {
-        "reasoning.effort": None if wire.reasoning is None else wire.reasoning.effort,
+        _EFFORT: None if wire.reasoning is None else wire.reasoning.effort,
         "text.verbosity": None if wire.text is None else wire.text.verbosity,
     }
     ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)

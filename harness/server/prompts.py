@@ -49,6 +49,7 @@ _LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
 _BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
 _MOST_TOKENS = 4  # per character, which has at most as many bytes
 _PLACES = 2  # threads
+_EFFORT = "reasoning_effort"
 _STINT_S, _REST_S = 0.0003, 0.001  # of a thread; a turn meanwhile takes 1.2 times as long, a large request 4 times
 
 
@@ -183,7 +184,7 @@ class Prompts:
         def work(**lookups: Any) -> ReadCall:
             call = msgspec.structs.replace(wire, sent=sent, **lookups)
             asked, noise = self.noise.take_out(dialect.parse(call, self.limits, history))
-            chat = self._chat_for(session, asked)
+            asked, chat = self._bind(session, asked)
             variables = dict(chat.describe().template_variables)
             prefixes = history.read(asked.messages, asked.tools, asked.recall, variables, call.paced)
             messages, prefixes = apply_edits(edits, asked.messages, prefixes, session.normal_form)
@@ -228,27 +229,34 @@ class Prompts:
         """Return the start of an answer that must be a tool call: part of the prompt, never trained."""
         return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
 
-    def _chat_for(self, session: Session, asked: ModelRequest) -> ChatTokenizer:
+    def _bind(self, session: Session, asked: ModelRequest) -> tuple[ModelRequest, ChatTokenizer]:
         # Precedence of template variables: request, session, server.
-        own = self.chat_tokenizer.with_variables(session.config.template_variables)
-        if not asked.template_variables:
-            return own
-        config, known = session.config, own.describe().template_variables
+        own, config = self.chat_tokenizer.with_variables(session.config.template_variables), session.config
+        wishes, known = asked.template_variables, own.describe().template_variables
+        fields = {name: f"chat_template_kwargs.{name}" for name in wishes}
+        if asked.effort is not None:
+            field, level = asked.effort
+            with suppress(MalformedRequest):  # a template without efforts: it stays ignored
+                own.with_variables({_EFFORT: level})
+                wishes, fields = {_EFFORT: level}, {_EFFORT: field}
+                asked = asked.without_ignored(field)
+        if not wishes:
+            return asked, own
         is_open = config.request_template_variables
         if is_open is None:
             is_open = config.after_incomplete is AfterIncomplete.SERVE
         try:
-            wished = own.with_variables(asked.template_variables)
+            wished = own.with_variables(wishes)
         except MalformedRequest as error:
             raise MalformedRequest(error.message, param="chat_template_kwargs") from error
-        for name, value in {} if is_open else asked.template_variables.items():
+        for name, value in {} if is_open else wishes.items():
             if name not in known or msgspec.json.encode(known[name]) != msgspec.json.encode(value):
                 raise MalformedRequest(
-                    f"chat_template_kwargs.{name}: expected the session's value ({known.get(name, 'not set')!r}); its"
+                    f"{fields[name]}: expected the session's value ({known.get(name, 'not set')!r}); its"
                     " owner may set `template_variables`, or allow others with `request_template_variables`",
-                    param="chat_template_kwargs",
+                    param=fields[name].removesuffix(f".{name}"),
                 )
-        return wished
+        return asked, wished
 
     async def _encode_behind(self, parent: Turn | None, known: int, call: ReadCall) -> TokenIds | None:
         # Returns None if the template cannot continue after `parent`, whose answer is the last known message.

@@ -230,6 +230,13 @@ def test_what_the_vendor_would_run_is_refused_unless_there_is_none():
     assert not asked.notes.ignored
 
 
+def test_examples_of_a_tool_are_in_its_schema():
+    """Where a template shows them."""
+    asked = read(HI, tools=[TOOL | {"input_examples": [{"a": 1}]}])
+
+    assert asked.tools[0]["function"]["parameters"]["examples"] == [{"a": 1}]
+
+
 HOLDS_A_DOCUMENT = {"role": "user", "content": [result("c", [{"type": "document"}])]}
 DEMANDS = {"type": "tool", "name": "s"}
 

@@ -478,6 +478,42 @@ def test_a_wish_that_changes_prompt_or_sampling_is_refused_by_name(name, value):
     assert caught.value.param == name
 
 
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ({"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}, "function_call"),
+        ({"role": "assistant", "content": "Once", "prefix": True}, "prefix"),
+        ({"role": "assistant", "content": "Once", "partial": True}, "partial"),
+        ({"role": "assistant", "content": None, "audio": {"id": "a"}}, "audio"),
+    ],
+)
+def test_a_field_of_a_message_that_says_more_is_refused_by_name(message, field):
+    """A legacy call would be gone, a prefix would be an answer of its own; without a value they say nothing."""
+    with pytest.raises(MalformedRequest, match=rf"^messages\[1\]\.{field}: ") as caught:
+        parse_request(WireCall(body([user("hi"), message])))
+    unsaid = parse_request(WireCall(body([user("hi"), message | {field: None}]))).messages[1]
+
+    assert caught.value.param == f"messages[1].{field}"
+    assert unsaid == {"role": "assistant", "content": message["content"] or ""}
+
+
+def test_a_refusal_is_what_was_said():
+    """OpenAI's models answer with it instead of a content."""
+    said = {"role": "assistant", "content": None, "refusal": "No."}
+
+    assert parse_request(WireCall(body([user("hi"), said]))).messages[1] == {"role": "assistant", "content": "No."}
+
+
+def test_a_function_keeps_what_it_says_of_its_result():
+    """Templates show `return`, as transformers gives it to them; fields of the vendor beside the function are gone."""
+    returns = {"type": "integer", "description": "The sum."}
+    offered = {"type": "function", "function": {"return": returns, "name": "add"}, "cache_control": {"type": "x"}}
+
+    asked = parse_request(WireCall(body([user("hi")], tools=[offered])))
+
+    assert asked.tools == ({"type": "function", "function": {"name": "add", "return": returns}},)
+
+
 def test_variables_of_the_template_are_read():
     """The effort is one of them; a penalty that changes nothing is none."""
     wishes = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "repetition_penalty": 1.0}

@@ -1,10 +1,17 @@
 """Parameters that are not served: noted in the turn and counted, and refused where a session is strict."""
 
+import json
+
 import httpx
 import pytest
 
+from harness.dialects.dialect import DIALECTS, Dialect
+from harness.dialects.model_request import ModelRequest, WireCall
+from harness.dialects.request_limits import DEFAULT_LIMITS
 from harness.engines.scripted import ScriptStep
+from harness.errors import MalformedRequest
 from harness.server.telemetry.metrics import ServerMetrics
+from harness.tokens.history import History
 from harness.types import Json
 from tests.dialects.speakers import SPEAKERS, Speaker
 from tests.session_servers.scripted import scripted_server
@@ -50,6 +57,56 @@ async def test_an_ignored_parameter_is_noted_counted_and_in_a_strict_session_ref
     assert "ignored" not in served["turns"][0]["notes"]
     for each in (name, "made_up"):
         assert f'harness_ignored_parameters_total{{dialect="{speaker.name}",parameter="{each}"}} 1.0' in metrics
+
+
+FOREIGN: Json = {
+    "top_k": 5,
+    "min_p": 0.1,
+    "seed": 7,
+    "stop": ["x"],
+    "logit_bias": {"5": 1},
+    "n": 2,
+    "max_new_tokens": 5,
+    "repetition_penalty": 1.1,
+    "thinking_token_budget": 10,
+    "repetition_detection": {"min_count": 2},
+    "watermarking": True,
+    "vllm_xargs": {"a": 1},
+    "stop_regex": "a+",
+    "input_ids": [1, 2],
+    "add_special_tokens": True,
+    "lora_path": "a",
+    "modalities": ["audio"],
+    "prefix": "once",
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+}
+"""Settings of engines and of other dialects that change the prompt or the sampling."""
+SERVED = {
+    "openai_chat": ("top_k", "min_p", "seed", "stop", "reasoning_effort", "response_format"),
+    "anthropic_messages": ("top_k",),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_setting_of_another_api_is_served_or_refused_by_name(dialect: Dialect, name: str):
+    """In every dialect: none that changes the prompt or the sampling is only noted."""
+    (speaker,) = (each for each in SPEAKERS if each.name == dialect.name)
+    body = speaker.body([{"role": "user", "content": "hi"}], [])
+
+    def read(value: Json) -> ModelRequest:
+        call = WireCall(json.dumps(body | {name: value}).encode(), path=speaker.path)
+        return dialect.parse(call, DEFAULT_LIMITS, History())
+
+    if name in SERVED.get(dialect.name, ()):
+        asked = read(FOREIGN[name])
+        assert asked.ignored == ()
+        assert (asked.sampling, asked.template_variables) != (read(None).sampling, read(None).template_variables)
+    else:
+        with pytest.raises(MalformedRequest, match=name) as refused:
+            read(FOREIGN[name])
+        assert refused.value.param == name
 
 
 def test_a_client_that_invents_names_does_not_make_the_metrics_grow():

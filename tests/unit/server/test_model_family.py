@@ -112,6 +112,44 @@ async def test_a_variable_that_the_session_does_not_leave_open_is_refused_by_nam
     assert named in answer.json()["error"]["message"]
 
 
+EFFORT = {
+    "/v1/responses": ({"input": "a", "reasoning": {"effort": "high"}}, "reasoning.effort"),
+    "/v1/messages": (
+        {"messages": [user("a")], "max_tokens": 9, "output_config": {"effort": "high"}},
+        "output_config.effort",
+    ),
+}
+
+
+@pytest.mark.parametrize("path", EFFORT)
+@pytest.mark.parametrize(
+    ("source", "session", "end"),
+    [
+        (THINKING, {"after_incomplete": "serve"}, "high"),
+        (THINKING, {"template_variables": {"reasoning_effort": "high"}}, "high"),
+        (THINKING, {}, None),
+        (WITHOUT_TOOLS, {}, ""),
+    ],
+    ids=["open", "the session's", "closed", "no effort"],
+)
+async def test_the_effort_in_another_dialect_is_the_templates_where_it_reads_one(path, source, session, end):
+    """Served, or refused by its name; noted where the template has no place for it."""
+    body, field = EFFORT[path]
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
+    async with serving_with(ScriptedEngine(toy_tokenizer(), Script(says("hello"))), chat_tokenizer=chat) as client:
+        created = await client.create(**session)
+        answer = await client.http.post(f"/sessions/{created.session_id}{path}", json=body)
+        record = await client.record(created)
+
+    if end is None:
+        assert answer.status_code == 400
+        assert f"{field}: expected the session's value" in answer.json()["error"]["message"]
+    else:
+        assert answer.status_code == 200
+        assert ends(record) == [end]
+        assert record["turns"][0]["notes"].get("ignored", {}) == ({} if end else {field: "high"})
+
+
 async def test_another_variable_is_another_root():
     """The same conversation with other variables continues nothing, whatever the session is told before."""
     async with thinking_server() as client:

@@ -34,6 +34,13 @@ def refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def unique_keys(pairs: list[tuple[str, object]]) -> Json:
+    """Return the object of `pairs`. Raises `ValueError`: parsers differ on a key that is repeated."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key is repeated")
+    return dict(pairs)
+
+
 Message = Mapping[str, Any]
 """OpenAI chat message, normalized by a dialect."""
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from harness.errors import MalformedRequest
-from harness.types import Json, Message, refuse_constant
+from harness.types import Json, Message, refuse_constant, unique_keys
 
 ChainKey = bytes
 """Digest (blake2b-128) of a conversation prefix."""
@@ -316,15 +316,7 @@ def _convert(value: object, number: Callable[[float], float], levels: int) -> ob
     return number(value) if type(value) is int or type(value) is float else value  # a bool is no number
 
 
-def _unique_keys(pairs: list[tuple[str, object]]) -> Json:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key is repeated")
-    return dict(pairs)
-
-
-_argument_decoder = json.JSONDecoder(
-    object_pairs_hook=_unique_keys, parse_constant=refuse_constant, parse_float=_finite
-)
+_argument_decoder = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=_finite)
 
 _STEPS: Mapping[Matching, _Step] = {
     Matching.LOOSE_TOOL_CALLS: partial(_loosen_tool_calls, value_of=_argument_value),

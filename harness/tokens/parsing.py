@@ -12,10 +12,10 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from harness.types import Json, refuse_constant
+from harness.types import Json, refuse_constant, unique_keys
 
 _ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_VALUES = json.JSONDecoder(parse_constant=refuse_constant)
+_VALUES = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=refuse_constant)
 _JSON_STRINGS = re.compile(r"[^\\\"]+|\\.|(\")", re.DOTALL)  # runs, else each character is tried
 
 
@@ -195,7 +195,7 @@ def tool_call(name: object, arguments: object) -> ToolCall | None:
 
 
 def decode_json(text: str) -> object:
-    """Return the value of JSON `text`, or None if an agent's parser would refuse it (NaN, for example)."""
+    """Return the value of JSON `text`, or None if parsers refuse or lose a part of it (NaN, a repeated key)."""
     try:
         value: object = _VALUES.decode(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """Value of an argument that a model wrote as plain text, found with the tool's JSON schema.
 
 A text may have several readings: `20` is a number and a string. The first that the schema accepts is the value, JSON
-before string. Only `type`, `enum` and `const` decide, through `anyOf`, `oneOf`, `allOf` and `$ref`. Without these a
-schema accepts every reading.
+before string. A string stands as it is, without quotes. Only `type`, `enum` and `const` decide, through `anyOf`,
+`oneOf`, `allOf` and `$ref`. Without these a schema accepts every reading.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from harness.tokens.parsing import decode_json
 from harness.types import Json
 
 _DEEPEST = 16  # a schema may refer to itself
-_WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None}
+_WORDS: Mapping[str, object] = {"true": True, "false": False, "none": None, "null": None}
 """JSON constants as Python templates write them, in lower case."""
 
 
@@ -27,7 +27,7 @@ class ArgumentTypes:
             return text
         decoded = decode_json(text)
         is_null = text.strip() == "null"
-        readings = [decoded] if decoded is not None or is_null else []
+        readings = [decoded] if not isinstance(decoded, str | None) else []
         if (word := text.strip().lower()) in _WORDS:
             readings.append(_WORDS[word])
         for reading in (*readings, text):
@@ -85,6 +85,7 @@ def _parts(schema: Json, kind: str) -> list[object]:
 
 
 def _is_a(kind: object, value: object) -> bool:
+    kind = _ALIASES.get(kind, kind)
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
     if isinstance(value, bool):
@@ -92,6 +93,15 @@ def _is_a(kind: object, value: object) -> bool:
     return isinstance(value, _KINDS.get(kind, object))
 
 
+_ALIASES: Mapping[object, str] = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
+"""Python's names, which hand-written schemas have."""
 _KINDS: Mapping[object, type | UnionType] = {
     "string": str,
     "boolean": bool,

@@ -31,6 +31,7 @@ _CALLS = Piece("[TOOL_CALLS]", is_marker=True)
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 _HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?\[ARGS\]\s*")
 _PYTHON = "<|python_tag|>"
+_TAG = Piece(_PYTHON, is_marker=True)
 _NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
 
 
@@ -87,16 +88,17 @@ class LlamaJson(CallSyntax):
         return _beginning("", name, "parameters")
 
     def may_begin_call(self, piece: Piece, before: str | None) -> bool:
-        return before is not None and (piece == Piece(_PYTHON, is_marker=True) or piece.text.lstrip().startswith("{"))
+        return piece == _TAG or (before is not None and piece.text.lstrip().startswith("{"))
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         text = "".join(piece.text for piece in pieces)
+        content, tag, said = text.partition(_PYTHON) if _TAG in pieces else ("", "", text)
         # Without a marker, an object that names no offered tool is content.
         offered = [tool["function"]["name"] for tool in tools]
-        said, named = decode_json(text.removeprefix(_PYTHON)), _NAMED.match(text)
-        begins_call = text.startswith(_PYTHON) or (named is not None and named.group(1) in offered)
-        call = _call(said) if isinstance(said, dict) and said.get("name") in offered and len(said) > 1 else None
-        return ParsedOutput(text, malformed=begins_call) if call is None else ParsedOutput("", (call,))
+        value, named = decode_json(said), _NAMED.match(said)
+        begins_call = bool(tag) or (named is not None and named.group(1) in offered)
+        call = _call(value) if isinstance(value, dict) and value.get("name") in offered and len(value) > 1 else None
+        return ParsedOutput(text, malformed=begins_call) if call is None else ParsedOutput(content.rstrip(), (call,))
 
 
 def _named_calls(text: str) -> Iterator[object]:

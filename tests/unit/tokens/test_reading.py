@@ -183,6 +183,9 @@ SCHEMAS = {
     "place": {"properties": {"x": {"type": "integer"}}},
     "kinds": {"type": ["integer", "array"]},
     "maybe": {"type": "boolean", "nullable": True},
+    "flag": {"type": "bool"},
+    "label": {"type": "str"},
+    "sizes": {"type": ["list", "null"]},
 }
 DEFINED = {
     "P": {"type": "object"},
@@ -215,6 +218,14 @@ DEFINED = {
         ("kinds", "[1]", [1]),
         ("maybe", "False", False),
         ("maybe", "null", None),
+        ("optional", "NULL", None),
+        ("name", "NULL", None),
+        ("name", '"quoted"', '"quoted"'),
+        ("free", '"quoted"', '"quoted"'),
+        ("both", '"1"', '"1"'),
+        ("flag", "true", True),
+        ("label", "20", "20"),
+        ("sizes", "[1]", [1]),
     ],
 )
 def test_a_qwen_parameter_is_typed_by_the_whole_schema(name, text, value):
@@ -326,6 +337,7 @@ BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
         ('{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         ('{"type": "function", "name": "add", "arguments": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
+        ('so\n<|python_tag|> {"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("so", (CALLED,))),
         (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DeepSeek(), ParsedOutput("so", (CALLED,))),
     ],
 )
@@ -349,6 +361,10 @@ def test_other_families_have_their_own_syntax(text, syntax, parsed):
         ('{"name": "add", "parameters": {"a": 1}}; {"name": "add", "parameters": {"a": 2}}', LlamaJson()),
         ('{"name": "add", "parameters": {"a": 1}, "b": "x"}', LlamaJson()),
         ("<|python_tag|>add.call(a=1)", LlamaJson()),
+        ("\n<|python_tag|>add.call(a=1)", LlamaJson()),
+        ('so<|python_tag|>{"name": "sub", "parameters": {}}', LlamaJson()),
+        ('{"name": "add", "parameters": {"a": 1, "a": 2}}', LlamaJson()),
+        ('[TOOL_CALLS]add[ARGS]{"a": {"b": 1, "b": 2}}', MistralNamed()),
         (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DeepSeek()),
         (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DeepSeek()),
     ],

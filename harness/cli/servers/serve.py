@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.gateway.shards.directory import ShardDirectory
     from harness.gateway.shards.supervisor import StartShard
     from harness.server.serving import RunningServer
+    from harness.tokens.chat_tokenizer import ChatTokenizer
 
 _DIVIDED = ("sessions", "connections", "waiting_bytes", "row_bytes")
 """Server-wide limits, divided among shards; the others concern one request or session."""
@@ -111,6 +112,9 @@ _Shards = Annotated[
         "HARNESS_SHARDS", "Number of processes behind one address; --store is their directory.", min=1, max=256
     ),
 ]
+_Strict = Annotated[
+    bool, options.option("HARNESS_STRICT", "Refuse a model family that loses tools or tool calls.", "--strict")
+]
 _Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]
 
 
@@ -122,6 +126,7 @@ def serve(
     script: _Script = None,
     server: options.ServerOptions,
     continue_engines: _ContinueEngines = False,
+    strict: _Strict = False,
     shards: _Shards = None,
     shard: _Shard = None,
     as_json: options.Json = False,
@@ -131,10 +136,9 @@ def serve(
     Examples: `harness serve --engine scripted`, `harness serve --model smollm2-135m-instruct --store sessions.db`
     """
     if shards is not None and shard is None:
-        if model is not None:
-            from harness.cli.download import fetch
-
-            fetch(model)  # once, before all shards want it
+        model_dir = _fetch(engine, model, server)  # once, before all shards want it
+        if strict:
+            _require_whole(server.open_tokenizer(model_dir))
         own = {"engine": engine, "model": model, "script": script}
         arguments = [f"--{name}={value}" for name, value in own.items() if value is not None]
         serve_shards(server, shards, engine, arguments, continue_engines=continue_engines, as_json=as_json)
@@ -142,11 +146,9 @@ def serve(
     gc.disable()  # for now: hardly anything of what is imported and read is garbage
     import uvloop
 
-    from harness.cli.download import fetch
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
     from harness.engines.teachers import check_teachers
-    from harness.lab.models.small_tokenizer import small_tokenizer
     from harness.machine.descriptors import raise_descriptor_limit
     from harness.machine.memory import settle
     from harness.server.serving import Around, alone, serve_forever
@@ -155,10 +157,10 @@ def serve(
     raise_descriptor_limit()
     settings = server.settings()
     check_teachers(settings.teachers, engine)
-    model_dir = None if model is None else fetch(model)
-    if model_dir is None and server.tokenizer is None and EngineName.parse(engine).plays_script:
-        model_dir = small_tokenizer()  # a script has no model, whose tokenizer it could be
+    model_dir = _fetch(engine, model, server)
     chat_tokenizer = server.open_tokenizer(model_dir)
+    if strict:
+        _require_whole(chat_tokenizer)
     provider = open_engine(
         engine, model_dir=model_dir, tokenizer=chat_tokenizer.tokenizer, script=script, engine_key=server.engine_key
     )
@@ -184,3 +186,20 @@ def serve(
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))
+
+
+def _fetch(engine: str, model: str | None, server: options.ServerOptions) -> Path | None:
+    from harness.cli.download import fetch
+    from harness.engines.connect import EngineName
+    from harness.lab.models.small_tokenizer import small_tokenizer
+
+    if model is not None:
+        return fetch(model)
+    is_script = server.tokenizer is None and EngineName.parse(engine).plays_script
+    return small_tokenizer() if is_script else None  # a script has no model, whose tokenizer it could be
+
+
+def _require_whole(chat_tokenizer: "ChatTokenizer") -> None:
+    """Raise `ScenarioError` with the reasons why tools or calls get lost."""
+    if faults := chat_tokenizer.describe().faults:
+        raise ScenarioError(f"--strict: expected a model family that loses nothing; {'; '.join(faults)}")

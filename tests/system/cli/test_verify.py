@@ -57,6 +57,19 @@ def test_a_family_whose_calls_cannot_be_read_fails(tmp_path: Path):
     assert (ended.code, "fault" in ended.stdout) == (1, True)
 
 
+@pytest.mark.parametrize("shards", [(), ("--shards", "2", "--store", "stores")])
+def test_a_strict_server_refuses_such_a_family(tmp_path: Path, shards):
+    """At its start, with the reason; no shard is started."""
+    folder, template = write_toy_model(tmp_path), tmp_path / "unreadable.jinja"
+    template.write_text(UNREADABLE, encoding="utf-8")
+    serving = ("serve", "--engine", "scripted", "--port", "0", "--tokenizer", str(folder), "--template", str(template))
+
+    ended = harness(*serving, "--strict", *shards, cwd=tmp_path)
+
+    assert "--strict: expected a model family that loses nothing; tool calls cannot be read" in ended.stderr
+    assert (ended.code, ended.stdout, (tmp_path / "stores").exists()) == (4, "", False)
+
+
 def test_a_missing_tokenizer_renderer_or_template_is_named(tmp_path: Path):
     """With the code of a tokenizer that cannot be used, and the names that there are."""
     assert "tokenizer.json" in harness("verify", "tokens", "--tokenizer", str(tmp_path)).stderr

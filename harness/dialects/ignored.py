@@ -20,59 +20,48 @@ MOST_NOTED = 16
 LONGEST_NOTE = 500
 """Most bytes of a noted name, and of a value's JSON."""
 _LEVELS = 16
-_SCHEMAS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "regex", "ebnf")
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty", "length_penalty")
-_CHOICES = ("bad_words", "allowed_token_ids", "logit_bias", "custom_logit_processor", "custom_params", "vllm_xargs")
-_SAMPLERS = ("logits_processors", "no_repeat_ngram_size", "typical_p", "top_a", "watermark", "watermarking")
-_SETTINGS = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_sequences", "min_tokens", "min_new_tokens")
-_LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens")
-_ENDS = ("stop_regex", "thinking_token_budget", "repetition_detection")
-_TEXTS = ("system", "system_prompt", "instructions", "prefix", "suffix")
-_PROMPTS = ("input_ids", "prompt_token_ids", "previous_input_messages", "session_params", "thread")
-_OFF = ("ignore_eos", "use_beam_search", "continue_final_message", "add_special_tokens", "watermarking")
-REFUSED: Mapping[str, str] = {
-    "functions": "functions are offered as `tools`",
-    "function_call": "a call is asked for with `tool_choice`",
-    **dict.fromkeys((*_SCHEMAS, "json_schema"), "the answer's schema is asked for with `response_format`"),
-    "response_format": "this dialect has another field for the answer's schema",
-    **dict.fromkeys((*_PENALTIES, *_CHOICES, *_SAMPLERS), "such logprobs are not the model's"),
-    **dict.fromkeys((*_SETTINGS, *_LENGTHS, "stop_token_ids"), "a session's `sampling` has it, or another field"),
-    **dict.fromkeys((*_ENDS, "ignore_eos"), "a turn ends where the model, a stop string or a limit ends it"),
-    **dict.fromkeys(_TEXTS, "instructions have another place in this dialect"),
-    **dict.fromkeys(_PROMPTS, "the prompt is the conversation of this request, rendered by the server"),
-    "add_special_tokens": "the template writes them",
-    "lora_path": "the operator chooses the model",
-    "documents": "the prompt has messages and tools only",
-    "use_beam_search": "beams are no samples of the model",
-    **dict.fromkeys(("best_of", "n"), "each answer is one sample"),
-    **dict.fromkeys(("modalities", "audio"), "nothing but text can be recorded"),
-    "truncate_prompt_tokens": "the model sees the whole prompt",
-    **dict.fromkeys(
-        ("continue_final_message", "add_generation_prompt"), "the prompt ends where the model's turn begins"
-    ),
-    **dict.fromkeys(
-        ("enable_thinking", "thinking"), "`chat_template_kwargs` or the session's `template_variables` set it"
-    ),
-    "chat_template": "the operator chooses it, `harness serve --template`",
-    **dict.fromkeys(
-        ("chat_template_kwargs", "reasoning_effort"),
-        "only chat completions set variables of the template, or the session does",
-    ),
+_REASONS: Mapping[str, str] = {
+    "functions are offered as `tools`": "functions",
+    "a call is asked for with `tool_choice`": "function_call",
+    "the answer's schema is asked for with `response_format`": "guided_json guided_regex guided_choice guided_grammar"
+    " structured_outputs regex ebnf json_schema",
+    "this dialect has another field for the answer's schema": "response_format",
+    "such logprobs are not the model's": "repetition_penalty frequency_penalty presence_penalty length_penalty"
+    " bad_words allowed_token_ids logit_bias custom_logit_processor custom_params vllm_xargs logits_processors"
+    " no_repeat_ngram_size typical_p top_a watermark watermarking",
+    "a session's `sampling` has it, or another field": "temperature top_p top_k min_p seed stop stop_sequences"
+    " min_tokens min_new_tokens max_tokens max_completion_tokens max_output_tokens max_new_tokens stop_token_ids",
+    "a turn ends where the model, a stop string or a limit ends it": "ignore_eos stop_regex thinking_token_budget"
+    " repetition_detection",
+    "instructions have another place in this dialect": "system system_prompt instructions prefix suffix",
+    "the prompt is this request's conversation, rendered by the server": "input_ids prompt_token_ids session_params"
+    " previous_input_messages thread",
+    "the template writes them": "add_special_tokens",
+    "the operator chooses the model": "lora_path",
+    "the prompt has messages and tools only": "documents",
+    "beams are no samples of the model": "use_beam_search",
+    "each answer is one sample": "best_of n",
+    "nothing but text can be recorded": "modalities audio",
+    "the model sees the whole prompt": "truncate_prompt_tokens",
+    "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt",
+    "`chat_template_kwargs` or the session's `template_variables` set it": "enable_thinking thinking",
+    "the operator chooses it, `harness serve --template`": "chat_template",
+    "only chat completions set variables of the template, or the session does": "chat_template_kwargs reasoning_effort",
 }
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Fields that change the prompt or the sampling, with the alternative, for dialects that do not serve them."""
-_NEUTRAL: Mapping[str, tuple[bytes, ...]] = {
-    **dict.fromkeys(_OFF, (b"false",)),
-    **dict.fromkeys(
-        (*_PENALTIES[1:3], "min_new_tokens", "min_tokens", "min_p", "no_repeat_ngram_size"), (b"0", b"0.0")
-    ),
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "typical_p", "best_of", "n"), (b"1", b"1.0")),
-    "add_generation_prompt": (b"true",),
-    "modalities": (b'["text"]',),
-    **dict.fromkeys(("logit_bias", "custom_params", "vllm_xargs", "chat_template_kwargs"), (b"{}",)),
-    "top_k": (b"0", b"-1"),
+_AT_REST: Mapping[str, str] = {
+    "false": "ignore_eos use_beam_search continue_final_message add_special_tokens watermarking",
+    "0": "frequency_penalty presence_penalty min_new_tokens min_tokens min_p no_repeat_ngram_size top_k top_a",
+    "1": "repetition_penalty length_penalty typical_p best_of n",
+    "-1": "top_k",
+    "true": "add_generation_prompt",
+    "{}": "logit_bias custom_params vllm_xargs chat_template_kwargs",
+    '["text"]': "modalities",
 }
+_NEUTRAL = {(name, value) for value, names in _AT_REST.items() for name in names.split()}
 """Values of refused fields that ask for nothing."""
-_NOTHING = (b"[]", b'""')
+_NOTHING = ("[]", '""')
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -102,7 +91,8 @@ class BodyDecoder(Generic[_T]):
             if name in known or raw == NULL:
                 continue
             if spelled in REFUSED and spelled not in wire.__struct_fields__:
-                if bytes(raw) in (*_NOTHING, *_NEUTRAL.get(spelled, ())):
+                value = bytes(raw).decode(errors="replace").removesuffix(".0")
+                if value in _NOTHING or (spelled, value) in _NEUTRAL:
                     continue
                 raise MalformedRequest(f"{name}: expected none, {REFUSED[spelled]}", param=name)
             unknown.append(name)

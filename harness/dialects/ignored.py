@@ -33,7 +33,6 @@ _REASONS: Mapping[str, str] = {
     " min_tokens min_new_tokens max_tokens max_completion_tokens max_output_tokens max_new_tokens stop_token_ids",
     "a turn ends where the model, a stop string or a limit ends it": "ignore_eos stop_regex thinking_token_budget"
     " repetition_detection",
-    "instructions have another place in this dialect": "system system_prompt instructions prefix suffix",
     "the prompt is this request's conversation, rendered by the server": "input_ids prompt_token_ids session_params"
     " previous_input_messages thread",
     "the template writes them": "add_special_tokens",
@@ -43,7 +42,7 @@ _REASONS: Mapping[str, str] = {
     "each answer is one sample": "best_of n",
     "nothing but text can be recorded": "modalities audio",
     "the model sees the whole prompt": "truncate_prompt_tokens",
-    "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt",
+    "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt prefix suffix",
     "`chat_template_kwargs` or the session's `template_variables` set it": "enable_thinking thinking",
     "the operator chooses it, `harness serve --template`": "chat_template",
     "only chat completions set variables of the template, or the session does": "chat_template_kwargs reasoning_effort",

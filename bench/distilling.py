@@ -53,7 +53,7 @@ def main() -> None:
     """Print a line per seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     given = parser.parse_args()
     lasts = []
     for seed in given.seeds:

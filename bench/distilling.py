@@ -52,7 +52,7 @@ def distill(directory: Path, seed: int, steps: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=80)
     given = parser.parse_args()
     lasts = []
     for seed in given.seeds:

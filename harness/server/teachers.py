@@ -142,7 +142,7 @@ class Teacher:
                 pause_s = _FIRST_PAUSE_S if self._has_scored else pause_s
                 self._has_scored = False
                 self._problem = self._say("teacher_unavailable", error)
-                # Sessions stay queued for the next engine; whoever waits goes on without.
+                # Sessions stay queued for the next engine; collections that wait go on without it.
                 for session_id, done in self._done.items():
                     self._done[session_id] = asyncio.Event()
                     done.set()

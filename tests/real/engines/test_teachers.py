@@ -75,7 +75,7 @@ async def play(client: Client[Any], weights: Path) -> list[Sample]:
         async with asyncio.TaskGroup() as group:
             saying = group.create_task(client.say(session, history, tools=[tool("guess")]))
             if number == CUT:
-                while not (await client.engine.health()).running:
+                while not saying.done() and not (await client.engine.health()).running:
                     await asyncio.sleep(0.01)
                 await client.engine.pause(PauseMode.ABORT)
                 await client.engine.update_weights(weights, "1")

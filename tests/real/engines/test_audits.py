@@ -14,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from harness.engines.base import TokenProvider
+from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from harness.lab.lanes.spec import Dtype
 from harness.lab.models.perturb import perturb_checkpoint
@@ -43,8 +44,11 @@ _AFTER_TEMPERATURE: dict[LaneEngine, dict[str, Any]] = {
     LaneEngine.SGLANG: {"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}},
     LaneEngine.VLLM: {"arguments": ("--logprobs-mode", "processed_logprobs")},
 }
-_OWN_SERVER = {GapCause.DTYPE, GapCause.SCALE, GapCause.MASK}
-FAULTS = (*(GapCause.CACHE, GapCause.WORKER, GapCause.TEMPLATE), *_OWN_SERVER)
+_OWN_SERVER = {
+    *((kind, fault) for kind in INSTALLED for fault in (GapCause.DTYPE, GapCause.SCALE)),
+    (LaneEngine.VLLM, GapCause.MASK),
+}
+FAULTS = (*(GapCause.CACHE, GapCause.WORKER, GapCause.TEMPLATE), *(GapCause.DTYPE, GapCause.SCALE, GapCause.MASK))
 SHOWN = [(LaneEngine.SGLANG, GapCause.CACHE), (LaneEngine.VLLM, GapCause.WORKER)]
 CASES = [(kind, fault) for kind in INSTALLED for fault in FAULTS]
 
@@ -93,7 +97,7 @@ async def address_of(
     kind: LaneEngine, fault: GapCause, model_dir: Path, request: pytest.FixtureRequest
 ) -> AsyncIterator[str]:
     """That of the shared server, or of one that has the fault."""
-    if fault not in _OWN_SERVER:
+    if (kind, fault) not in _OWN_SERVER:
         yield request.getfixturevalue(f"{kind}_url")
         return
     how: dict[str, Any] = {"dtype": Dtype.BFLOAT16} if fault is GapCause.DTYPE else _AFTER_TEMPERATURE[kind]
@@ -108,12 +112,15 @@ async def audited(kind: LaneEngine, fault: GapCause, url: str, model_dir: Path, 
     sampling = {**SAID, **({"top_p": 0.8} if fault is GapCause.MASK else {})}
     store = tmp_path / "store.db"
     real = open_engine(f"{kind}={url}", tokenizer=chat.tokenizer)
+    if (kind, fault) == (LaneEngine.SGLANG, GapCause.SCALE):  # it is refused unless its operator states the scale
+        vocab_size = chat.tokenizer.vocab_size
+        real = SGLangTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
     engine = Faulty(real, model_dir, fault)
     serving = serving_with(
         engine, chat_tokenizer=chat, store=SQLiteStore(store), settings=ServerSettings(score_inputs=False)
     )
     async with real, serving as client:
-        if fault not in _OWN_SERVER:
+        if (kind, fault) not in _OWN_SERVER:
             await real.update_weights(moved if fault is GapCause.WORKER else model_dir, "0")
         try:
             sessions = [await client.create(sampling={"seed": number}) for number in range(SESSIONS)]
@@ -131,7 +138,7 @@ async def audited(kind: LaneEngine, fault: GapCause, url: str, model_dir: Path, 
                 each: [await score_again(branch, real) for branch in read_branches(store, each, chat)] for each in ids
             }
         finally:
-            if fault not in _OWN_SERVER:
+            if (kind, fault) not in _OWN_SERVER:
                 await real.update_weights(model_dir, "0")
     weights = {0: model_dir, 1: moved} if fault is GapCause.CACHE else {0: model_dir}
     template = spoil_template(model_dir, tmp_path) if fault is GapCause.TEMPLATE else None

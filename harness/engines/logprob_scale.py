@@ -62,27 +62,25 @@ async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
         ) from None
 
 
-async def require_raw_logprobs(
-    provider: TokenProvider, *, advice: str, temperature: float = TEMPERATURE
-) -> LogprobScale:
+async def require_raw_logprobs(provider: TokenProvider, *, advice: str) -> LogprobScale:
     """Return RAW if logprobs are raw, UNKNOWN, with a warning, if the model is too certain to tell.
 
     Otherwise raises `EngineReplyInvalid` with `advice`, or the `EngineError` of a failed request.
     """
-    measured = await measure_scale(provider, temperature=temperature)
+    measured = await measure_scale(provider)
     if measured is None:
         log.warning(SCALE_UNKNOWN, engine=provider.capabilities.engine, reason=CERTAIN)
         return LogprobScale.UNKNOWN
     if measured.mean_difference > TOLERANCE:
         raise EngineReplyInvalid(
-            f"{provider.capabilities.engine}: {measured.tokens} tokens sampled at temperature {temperature} and then"
+            f"{provider.capabilities.engine}: {measured.tokens} tokens sampled at temperature {TEMPERATURE} and then"
             f" scored differ by {measured.mean_difference:.3f} nats in the mean, expected at most {TOLERANCE};"
             f" {advice}"
         )
     return LogprobScale.RAW
 
 
-async def measure_scale(provider: TokenProvider, *, temperature: float = TEMPERATURE) -> ScaleMeasurement | None:
+async def measure_scale(provider: TokenProvider) -> ScaleMeasurement | None:
     """Compare sampled and scored logprobs on the first prompt that leaves the model in doubt.
 
     Returns None without such a prompt: on certain tokens all scales agree. Raises `EngineUnavailable` if another client
@@ -92,14 +90,14 @@ async def measure_scale(provider: TokenProvider, *, temperature: float = TEMPERA
     for attempt in range(_PROMPTS):
         # Unrelated ids, spread over the vocabulary.
         prompt = [(i * size + attempt * 7919) // (_PROMPT_IDS + 1) % size for i in range(1, _PROMPT_IDS + 1)]
-        measured = await _measure(provider, as_ids(prompt), temperature)
+        measured = await _measure(provider, as_ids(prompt))
         if measured.mean_doubt >= _ENOUGH_DOUBT:
             return measured
     return None
 
 
-async def _measure(provider: TokenProvider, prompt: TokenIds, temperature: float) -> ScaleMeasurement:
-    params = SamplingParams(max_new_tokens=_TOKENS, temperature=temperature, ignore_eos=True)
+async def _measure(provider: TokenProvider, prompt: TokenIds) -> ScaleMeasurement:
+    params = SamplingParams(max_new_tokens=_TOKENS, temperature=TEMPERATURE, ignore_eos=True)
     sampled = await provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
     if not sampled.output_ids.size:
         raise EngineUnavailable(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface.local_generation import LocalGeneration, StopRules
-from harness.engines.huggingface.model import ModelFacts, RaggedModel
+from harness.engines.huggingface.model import RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample, top_of
 from harness.engines.huggingface.scheduler import Scheduler, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
@@ -54,6 +54,7 @@ class _LiveRequest:
 class LocalEngine:
     def __init__(self, model: RaggedModel, scheduler: Scheduler, rules: StopRules, *, version: str) -> None:
         self.version = version
+        self.facts, self.context_length = model.facts, rules.context_length
         self.is_paused = False
         self.sampled_tokens = 0
         self._model = model
@@ -61,14 +62,6 @@ class LocalEngine:
         self._rules = rules
         self._live: dict[str, _LiveRequest] = {}
         self._by_tokens: dict[TokenSequence, _LiveRequest] = {}
-
-    @property
-    def facts(self) -> ModelFacts:
-        return self._model.facts
-
-    @property
-    def context_length(self) -> int:
-        return self._rules.context_length
 
     @property
     def running(self) -> int:

@@ -1,20 +1,19 @@
 """Storage of keys and values: per sequence and layer one contiguous, growing pair of tensors."""
 
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from harness.engines.huggingface.scheduler import KvCopy, KvDrop, KvOp
 
 
+@dataclass(slots=True, eq=False)
 class LayerKv:
     """Keys and values of one layer of one sequence, shape [1, heads, capacity, dimension]."""
 
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys = keys
-        self.values = values
+    keys: Tensor
+    values: Tensor
 
     @property
     def bytes_per_token(self) -> int:
@@ -25,11 +24,9 @@ class LayerKv:
         return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
 
 
+@dataclass(slots=True, eq=False)
 class SequenceKv:
-    __slots__ = ("layers",)
-
-    def __init__(self) -> None:
-        self.layers: dict[int, LayerKv] = {}
+    layers: dict[int, LayerKv] = field(default_factory=dict)
 
     def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
         """Write `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
@@ -44,9 +41,7 @@ class SequenceKv:
         return stored
 
     def copy(self, tokens: int, capacity: int) -> "SequenceKv":
-        target = SequenceKv()
-        target.layers = {index: layer.copy(tokens, capacity) for index, layer in self.layers.items()}
-        return target
+        return SequenceKv({index: layer.copy(tokens, capacity) for index, layer in self.layers.items()})
 
 
 class KvStorage:

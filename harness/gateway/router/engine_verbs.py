@@ -6,6 +6,7 @@ admin token.
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from time import monotonic
 
 from starlette.requests import Request
@@ -37,22 +38,20 @@ def with_verbs(native: NativeServer, settings: ServerSettings) -> Around:
     return around
 
 
+@dataclass(frozen=True, slots=True)
 class EngineVerbs:
-    def __init__(
-        self, sessions: ASGIApp, native: NativeServer, trainer: TrainerVerbs, settings: ServerSettings
-    ) -> None:
-        self._sessions = sessions
-        self._native = native
-        self._trainer = trainer
-        self._settings = settings
+    sessions: ASGIApp
+    native: NativeServer
+    trainer: TrainerVerbs
+    settings: ServerSettings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"] if scope["type"] == "http" else ""
-        if path in self._native.verbs and scope["method"] in VERBS[path].methods:
+        if path in self.native.verbs and scope["method"] in VERBS[path].methods:
             answer = await self._answer(Request(scope, receive))
             await answer(scope, receive, send)
         else:
-            await self._sessions(scope, receive, send)
+            await self.sessions(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         verb = request.url.path
@@ -64,7 +63,7 @@ class EngineVerbs:
         async def tell() -> Sequence[VerbResult]:
             began = monotonic()
             try:
-                answer = await self._native.verbs[verb](Request(request.scope, receive))
+                answer = await self.native.verbs[verb](Request(request.scope, receive))
             except EngineError as error:
                 answer = error_response(error, to_agent=False)
             answers.append(answer)
@@ -72,9 +71,9 @@ class EngineVerbs:
             return [VerbResult("", "sglang", has_done_it, answer.status_code, None, monotonic() - began, "")]
 
         try:
-            require_admin(request.headers, self._settings.admin_token)
-            body = await read_body(request, self._settings.limits)
-            await self._trainer.carry_out(VerbOrder(verb, request.method, request.url.query, body), tell)
+            require_admin(request.headers, self.settings.admin_token)
+            body = await read_body(request, self.settings.limits)
+            await self.trainer.carry_out(VerbOrder(verb, request.method, request.url.query, body), tell)
         except HarnessError as error:
             return error_response(error, to_agent=False)
         return answers[-1]

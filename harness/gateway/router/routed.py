@@ -89,37 +89,37 @@ class RouterSettings:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class RoutedApp:
     """Application that sends each path to sessions or the router."""
 
-    def __init__(self, sessions: ASGIApp, router: ASGIApp, *, admin_token: str | None = None) -> None:
-        self._sessions = sessions
-        self._router = router
-        self._admin_token = admin_token
+    sessions: ASGIApp
+    router: ASGIApp
+    admin_token: str | None = field(default=None, repr=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
+            await self.router(scope, receive, send)
             return
         if _is_of_sessions(scope):
-            await self._sessions(scope, receive, send)
+            await self.sessions(scope, receive, send)
             return
         if scope["path"] in _OWN:
             own = _OWN[scope["path"]]
-            await self._sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
+            await self.sessions({**scope, "path": own, "raw_path": own.encode()}, receive, send)
             return
         headers = Headers(scope=scope)
         try:
-            require_admin(headers, self._admin_token)
+            require_admin(headers, self.admin_token)
         except Unauthorized as error:
             await error_response(error, to_agent=True)(scope, receive, send)
             return
         # The credential was for us: do not pass it on.
-        if self._admin_token or credential(headers).startswith(API_KEY_PREFIX):
+        if self.admin_token or credential(headers).startswith(API_KEY_PREFIX):
             kept = [(name, value) for name, value in scope["headers"] if name.lower() not in _CREDENTIALS]
             scope = {**scope, "headers": kept}
         try:
-            await self._router(scope, receive, send)
+            await self.router(scope, receive, send)
         except HarnessError as error:  # a verb that sessions refuse now: no worker got it
             await error_response(error, to_agent=False)(scope, receive, send)
 

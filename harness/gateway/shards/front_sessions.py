@@ -10,6 +10,7 @@ All other owner requests are safe to repeat, so the front retries them while the
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -49,12 +50,12 @@ _METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH"]
 _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 
 
+@dataclass(frozen=True)
 class FrontSessions(SessionsApi):
-    def __init__(self, links: ShardClients, gatekeeper: Gatekeeper, callers: Callers, settings: ServerSettings) -> None:
-        self._links = links
-        self._gatekeeper = gatekeeper
-        self._callers = callers
-        self._settings = settings
+    links: ShardClients
+    gatekeeper: Gatekeeper
+    callers: Callers
+    settings: ServerSettings
 
     def redirects(self) -> list[Route]:
         """Return the routes of model calls, which only the session's shard serves."""
@@ -65,12 +66,12 @@ class FrontSessions(SessionsApi):
         ]
 
     async def _create(self, request: Request) -> Response:
-        wish = read_wish(await read_body(request, self._settings.limits))
-        only = wish.find_place(len(self._links))
+        wish = read_wish(await read_body(request, self.settings.limits))
+        only = wish.find_place(len(self.links))
         client = ClientConnection.of(request)
         with client.watch():
-            with self._callers.present(client):
-                await self._gatekeeper.enter(Work.CREATE, client)
+            with self.callers.present(client):
+                await self.gatekeeper.enter(Work.CREATE, client)
             for attempts_left in reversed(range(_ATTEMPTS)):
                 link = await self._wait_for_shard(only, client)
                 try:
@@ -87,26 +88,26 @@ class FrontSessions(SessionsApi):
         found: list[ShardClient] = []
 
         def choose() -> bool:
-            link = self._links.choose(only)
+            link = self.links.choose(only)
             if link is not None:
                 found.append(link)
             return bool(found)
 
         try:
             async with client.patience(RESTART_S):
-                await self._gatekeeper.until(choose)
+                await self.gatekeeper.until(choose)
         except TimeoutError:
-            problems = (f"shard {link.number} {link.problem}" for link in self._links if only in (None, link.number))
+            problems = (f"shard {link.number} {link.problem}" for link in self.links if only in (None, link.number))
             raise ShardUnavailable(f"no shard for the session within {RESTART_S:g} s: {'; '.join(problems)}") from None
         return found[0]
 
     async def _create_at(self, link: ShardClient, wish: Wish, request: Request, client: ClientConnection) -> Response:
-        place = self._links.place_of(link.number)
+        place = self.links.place_of(link.number)
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
         link.place()
         ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
-            async with client.patience(self._settings.pause_timeout_s + VERB_S):  # its gate may have closed
+            async with client.patience(self.settings.pause_timeout_s + VERB_S):  # its gate may have closed
                 answer = await ask("POST", "/sessions", wish.with_id(session_id))
         except (ShardLost, ClientLeft, TimeoutError) as error:
             if wish.is_repeatable:
@@ -123,7 +124,7 @@ class FrontSessions(SessionsApi):
     async def _list_all(self, request: Request) -> Response:
         limit = parse_list(request.query_params).limit
         query = f"?{request.url.query}" if request.url.query else ""
-        asked = await self._links.fetch(_Listed, _READ_S, f"/sessions{query}")
+        asked = await self.links.fetch(_Listed, _READ_S, f"/sessions{query}")
         lists = asked.some
         sessions: Sequence[Any] = [each for listed in lists for each in listed.sessions]
         if limit is not None:
@@ -143,30 +144,30 @@ class FrontSessions(SessionsApi):
     async def _times(self, request: Request) -> Response:
         wanted: dict[int, list[str]] = {}
         for session_id, since in parse_times(request.query_params).items():
-            wanted.setdefault(self._links.find(session_id).number, []).append(f"from={quote(session_id)}:{since}")
+            wanted.setdefault(self.links.find(session_id).number, []).append(f"from={quote(session_id)}:{since}")
 
         async def ask(link: ShardClient) -> _Times | None:
             if link.number not in wanted:
                 return None
             return (await link.ask("GET", f"/sessions/times?{'&'.join(wanted[link.number])}")).read(_Times)
 
-        asked = await self._links.ask(ask, _READ_S)
+        asked = await self.links.ask(ask, _READ_S)
         found = [each for each in asked.some if each]
         times = {session_id: rows for each in found for session_id, rows in each.times.items()}
         left_off = [session_id for each in found for session_id in each.left_off]
         return json_response(
-            {"now": self._gatekeeper.clock(), "times": times, "left_off": left_off, "problems": asked.problems}
+            {"now": self.gatekeeper.clock(), "times": times, "left_off": left_off, "problems": asked.problems}
         )
 
     async def _record(self, request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="application/json")
-        require_admin(request.headers, self._settings.admin_token)
+        require_admin(request.headers, self.settings.admin_token)
         return await self._forward(request)
 
     async def _forward(self, request: Request) -> Response:
-        body = await read_body(request, self._settings.limits) if request.method == "POST" else None
-        link = self._links.find(request.path_params["id"])
+        body = await read_body(request, self.settings.limits) if request.method == "POST" else None
+        link = self.links.find(request.path_params["id"])
         path = request.scope["raw_path"].decode("ascii") + (f"?{request.url.query}" if request.url.query else "")
         silence_s = _END_S if request.url.path.endswith("/end") else _READ_S
         accept = request.headers.get("accept", "*/*")
@@ -190,7 +191,7 @@ class FrontSessions(SessionsApi):
     async def _redirect(self, request: Request) -> Response:
         # Refused rather than redirected: a client that follows a redirect to another port drops its key.
         digits = request.path_params.get("id") or credential(request.headers).removeprefix(API_KEY_PREFIX)
-        address = self._address_of(self._links.find(digits), request)
+        address = self._address_of(self.links.find(digits), request)
         beginning = f"/sessions/{request.path_params['id']}" if "id" in request.path_params else ""
         raise Misdirected(
             "this is the front of several servers, and serves no turn: use the base_url of POST /sessions, which begins"
@@ -199,7 +200,7 @@ class FrontSessions(SessionsApi):
 
     def _address_of(self, link: ShardClient, request: Request) -> str:
         # The shard's own port, at the public name or the name in the client's request.
-        base = URL(self._settings.public_url or str(request.base_url))
+        base = URL(self.settings.public_url or str(request.base_url))
         return str(base.replace(port=link.port)).rstrip("/")
 
 

@@ -6,7 +6,6 @@ Only then does the front accept requests. A failure before that leaves no proces
 
 import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -20,7 +19,6 @@ from harness.gateway.shards.shard_client import VERB_S, ShardClient
 from harness.gateway.shards.shard_clients import ShardClients
 from harness.gateway.shards.supervisor import StartShard, Supervisor
 from harness.machine.asgi import HangingUpServer, answering, listening
-from harness.machine.clock import Clock
 from harness.machine.http_bounds import ServerConnections
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
@@ -41,13 +39,7 @@ PrepareShards = Callable[[ShardDirectory], StartShard]
 
 @asynccontextmanager
 async def serve_shards(
-    settings: ServerSettings,
-    folder: Path,
-    shards: int,
-    prepare: PrepareShards,
-    *,
-    continue_engines: bool,
-    clock: Clock = time.time,
+    settings: ServerSettings, folder: Path, shards: int, prepare: PrepareShards, *, continue_engines: bool
 ) -> AsyncIterator[str]:
     """Serve a front and its shards within the block, and yield the front's address.
 
@@ -60,12 +52,12 @@ async def serve_shards(
         listener = stack.enter_context(listening(settings.host, settings.port))
         host, port = listener.getsockname()[:2]
         directory.prepare()
-        store = await stack.enter_async_context(SQLiteStore(directory.front_store, clock=clock))
+        store = await stack.enter_async_context(SQLiteStore(directory.front_store))
         directory.open(settings.host, settings.port)
         await asyncio.to_thread(directory.end_left_processes)
         directory.begin()
         metrics = ServerMetrics()
-        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s, clock=clock)
+        gatekeeper = Gatekeeper(store, metrics, pause_timeout_s=settings.pause_timeout_s)
         await gatekeeper.restore()
         http = await stack.enter_async_context(_open_http())
         links = ShardClients([ShardClient(number, http, gatekeeper, directory, settings) for number in range(shards)])

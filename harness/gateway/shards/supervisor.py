@@ -12,6 +12,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
@@ -60,25 +61,18 @@ class _Announcement(msgspec.Struct):
     error: _Error | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Supervisor:
-    """Keeps the processes of `links` running. `stop_s`: longest shutdown. `continue_engines`: at the first start."""
+    """Keeps the processes of `links` running."""
 
-    def __init__(
-        self,
-        links: ShardClients,
-        directory: ShardDirectory,
-        gate: Gate,
-        start: StartShard,
-        *,
-        stop_s: float,
-        continue_engines: bool,
-    ) -> None:
-        self._links = links
-        self._directory = directory
-        self._gate = gate
-        self._start = start
-        self._stop_s = stop_s
-        self._continue_engines = continue_engines
+    links: ShardClients
+    directory: ShardDirectory
+    gate: Gate
+    start: StartShard
+    stop_s: float
+    """Longest shutdown."""
+    continue_engines: bool
+    """True to resume them at the first start."""
 
     @asynccontextmanager
     async def keep_up(self) -> AsyncIterator[None]:
@@ -86,9 +80,9 @@ class Supervisor:
         async with AsyncExitStack() as stack:
             watchdog = Watchdog()
             stack.push_async_callback(watchdog.close)
-            answer = [asyncio.get_running_loop().create_future() for _ in self._links]
+            answer = [asyncio.get_running_loop().create_future() for _ in self.links]
             work = (
-                self._keep_one_up(link, watchdog, answers) for link, answers in zip(self._links, answer, strict=True)
+                self._keep_one_up(link, watchdog, answers) for link, answers in zip(self.links, answer, strict=True)
             )
             await stack.enter_async_context(running(_all_of(work)))
             await asyncio.gather(*answer)
@@ -100,7 +94,7 @@ class Supervisor:
             try:
                 with ExitStack() as until_it_answers:
                     continues = until_it_answers.enter_context(self._continuing(is_first=not answers.done()))
-                    async with self._process(link, self._start(link.number, continues), watchdog) as process:
+                    async with self._process(link, self.start(link.number, continues), watchdog) as process:
                         assert process.stdout is not None
                         async with asyncio.timeout(START_S):
                             _check_announcement(await _read_document(process.stdout))
@@ -133,9 +127,9 @@ class Supervisor:
         # A starting shard cannot test paused engines. It resumes them first in two cases: at the first start if the
         # operator wants it, and when a hold left them paused and no shard is up to resume them. It never does so under
         # a hold that covers engines, and `wakers` keeps such holds from being placed meanwhile.
-        gate = self._gate
-        is_wanted = is_first and self._continue_engines and not any(hold.engines for hold in gate.holds)
-        is_left = gate.must_wake_engines and all(link.counts is None for link in self._links)
+        gate = self.gate
+        is_wanted = is_first and self.continue_engines and not any(hold.engines for hold in gate.holds)
+        is_left = gate.must_wake_engines and all(link.counts is None for link in self.links)
         gate.wakers += is_wanted or is_left
         try:
             yield is_wanted or is_left
@@ -164,7 +158,7 @@ class Supervisor:
     def _note(self, number: int, pid: int) -> None:
         # For the next front, in case this one and its watchdog are both killed.
         try:
-            self._directory.note_process(number, ProcessName.of(pid))
+            self.directory.note_process(number, ProcessName.of(pid))
         except ProcessLookupError:
             pass
         except StoreError as error:  # a full disk must not end a starting shard
@@ -174,7 +168,7 @@ class Supervisor:
         if process.returncode is None:
             with suppress(ProcessLookupError):
                 process.terminate()
-            await within(self._stop_s, process.wait())
+            await within(self.stop_s, process.wait())
         # Processes that the shard started are in its group. All must end before its port and store are reused.
         signal_group(process.pid, signal.SIGKILL)
         await within(_KILL_S, _wait_until_gone(process))

@@ -25,6 +25,7 @@ from harness._version import __version__
 from harness.engines.base import CountsTokens, FlushesPrefixes, TokenProvider
 from harness.engines.sglang_server.replies import chunk, last_chunk, prompt_reply, whole_reply
 from harness.engines.sglang_server.requests import (
+    PAUSES,
     AbortRequest,
     ContinueRequest,
     GenerateRequest,
@@ -129,7 +130,7 @@ class NativeServer:
         return Response()
 
     async def _pause(self, request: Request) -> Response:
-        await self._provider.pause(decode(await request.body(), PauseRequest).pause_mode)
+        await self._provider.pause(PAUSES[decode(await request.body(), PauseRequest).mode])
         return _json({"status": "ok", "message": "Generation paused."})
 
     async def _continue(self, request: Request) -> Response:

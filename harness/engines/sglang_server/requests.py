@@ -23,7 +23,7 @@ Seed = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 _ALL_TOKENS = -1
 _NO_LOGPROBS = -1
-_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
+PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 
 class SGLangSampling(msgspec.Struct, forbid_unknown_fields=True):
@@ -152,11 +152,6 @@ class PauseRequest(msgspec.Struct):
     """`POST /pause_generation`; no KV survives a weight change here, so `in_place` equals `retract`."""
 
     mode: Literal["abort", "retract", "in_place"] = "abort"
-
-    @property
-    def pause_mode(self) -> PauseMode:
-        """Effect on generations in flight."""
-        return _PAUSES[self.mode]
 
 
 class ContinueRequest(msgspec.Struct):

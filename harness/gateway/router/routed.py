@@ -25,11 +25,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
 from harness.credentials import without_credentials
-from harness.engines.base import PauseMode
 from harness.engines.connect import open_server
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.repeat_guard import choose_guard
+from harness.engines.sglang_server.requests import PAUSES
 from harness.errors import HarnessError, LaneError, ScenarioError, Unauthorized
 from harness.gateway.router.gateway_program import GatewayProgram
 from harness.gateway.router.trainer_verbs import TrainerVerbs
@@ -51,7 +51,6 @@ from server_patch.router.verbs import VerbError, VerbOrder
 _OWN = {"/router/health": "/health", "/router/metrics": "/metrics"}
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 _FOR_US_ALONE = frozenset({"HARNESS_ADMIN_TOKEN", "HARNESS_ENGINE_KEY"})
-_PAUSES = {"abort": PauseMode.ABORT, "retract": PauseMode.KEEP, "in_place": PauseMode.KEEP}
 
 FindKey = Callable[[str], str]
 """Returns the key of the worker at a URL."""
@@ -279,7 +278,7 @@ def _heed(pool: DiscoveredPool, order: VerbOrder) -> None:
         pool.workers.expect_pause(None)
     elif order.verb == "/pause_generation":
         with suppress(VerbError, KeyError, TypeError):  # workers refuse an unknown mode, and nothing changes
-            pool.workers.expect_pause(_PAUSES[order.fields.get("mode") or "abort"])
+            pool.workers.expect_pause(PAUSES[order.fields.get("mode") or "abort"])
 
 
 def _is_of_sessions(scope: Scope) -> bool:

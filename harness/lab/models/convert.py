@@ -3,11 +3,10 @@
 Only models of the catalogue can be converted: llama architecture with a SmolLM tokenizer, a byte-level BPE.
 """
 
-import hashlib
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,15 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import ModelError
+from harness.lab.models.chat_templates import find_template
 from harness.lab.models.safetensors_file import TensorShape, write_bfloat16
 from harness.machine.cache import FetchPhase, FetchProgress
 
 FORMAT_VERSION = 1
 """Version that goes up when the same GGUF converts to something else, so that cached folders are made again."""
 
-_TEMPLATE = "chatml_hermes.jinja"  # the models' own template ignores `tools`
+TEMPLATE = find_template("chatml_hermes")  # the models' own template ignores `tools`
 _END_OF_TEXT = "<|endoftext|>"
-
-
-def template_digest() -> str:
-    """Return the SHA-256 of the chat template that conversion writes."""
-    return hashlib.sha256(_template()).hexdigest()
 
 
 def require_converter() -> None:
@@ -67,7 +62,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", tokenizer_config)
-    (folder / "chat_template.jinja").write_bytes(_template())
+    shutil.copyfile(TEMPLATE, folder / "chat_template.jinja")
 
 
 class _TokenType(IntEnum):
@@ -132,10 +127,6 @@ def _special_ids(fields: dict[str, Any]) -> dict[str, int]:
         "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
         "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
     }
-
-
-def _template() -> bytes:
-    return (files("harness.lab.models") / _TEMPLATE).read_bytes()
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.errors import ModelError, UnknownModel
 from harness.lab.models.catalogue import CATALOGUE, CatalogueModel, find_model
-from harness.lab.models.convert import FORMAT_VERSION, convert_gguf, require_converter, template_digest
+from harness.lab.models.convert import FORMAT_VERSION, TEMPLATE, convert_gguf, require_converter
 from harness.lab.models.tiny import GeneratedModel, generate_tiny, tiny_recipe
 from harness.machine.cache import (
     FetchPhase,
@@ -161,7 +161,7 @@ def _build(model: CatalogueModel | GeneratedModel, target: Path, progress: Fetch
 def _recipe(model: CatalogueModel | GeneratedModel) -> dict[str, object]:
     if isinstance(model, GeneratedModel):
         return tiny_recipe(model)
-    return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": template_digest()}
+    return {"gguf_sha256": model.gguf_sha256, "format": FORMAT_VERSION, "template_sha256": sha256_of(TEMPLATE)}
 
 
 def _require_complete(folder: Path) -> Path:

@@ -5,10 +5,11 @@ For scripted engines, whose words need ids and no weights. The same words give t
 
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
+from harness.lab.models.chat_templates import find_template
 from harness.machine.cache import cache_directory, install, staging
 from harness.machine.locks import hold_lock
 
@@ -44,8 +45,7 @@ def write_small_tokenizer(folder: Path, words: Sequence[str] = ()) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
-    template = resources.files("harness.lab.models").joinpath("chatml_hermes.jinja").read_text(encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    shutil.copyfile(find_template("chatml_hermes"), folder / "chat_template.jinja")
     return folder
 
 

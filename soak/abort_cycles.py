@@ -58,6 +58,8 @@ from harness.types import Sample
 from soak.cycle_figures import Figures
 from soak.tool_loops import ToolLoops
 from tests.builders import user
+from tests.sandbox_programs import configure_podman, podman_image
+from tests.system.sandboxes.test_ends import left_of_boxes
 from tests.toy_model import write_toy_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -183,10 +185,11 @@ class Cycles:
         return False
 
     def _tasks(self, chance: random.Random) -> Iterator[AgentTask]:
-        loops = self.served.loops
+        loops, box = self.served.loops, self.served.box
+        python = sys.executable if box.image is None else "python3"
+        stubborn = ProgramAgent("stubborn", (python, "-S", "-c", STUBBORN_PROGRAM))
         for number in range(self.options.sessions):
-            program = _program(self.served.box) if loops is None else loops.program()
-            program = replace(program, sandbox=self.served.box)
+            program = replace(stubborn if loops is None else loops.program(), sandbox=box)
             agent = program if number < self.options.programs else chance.choice(self.agents)
             limits = {"limits": {"tokens_per_turn": self.options.tokens}, "sampling": {"temperature": 1.0}}
             session = limits if loops is None else loops.session(chance)
@@ -284,7 +287,7 @@ async def run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[s
 
         await _cycles(served, options, figures, is_wanted)
         after = await resources(served.server)
-        if left := _left_of_boxes():
+        if left := {what: found for what, found in left_of_boxes().items() if found}:
             figures.wrong.append(f"left of boxes: {left}")
     if any(now > then for now, then in zip(astuple(after), astuple(before), strict=True)):
         figures.wrong.append(f"left behind: {before} became {after}")
@@ -361,16 +364,9 @@ async def _address(engine: str, model: Path, dtype: Dtype) -> AsyncIterator[str]
         yield engine
 
 
-def _program(box: SandboxSpec) -> ProgramAgent:
-    python = sys.executable if box.image is None else "python3"
-    return ProgramAgent("stubborn", (python, "-S", "-c", STUBBORN_PROGRAM))
-
-
 @contextmanager
 def _sandbox(kind: str, folder: Path) -> Iterator[SandboxSpec]:
     """The box of the processes: with a limit, so that a cgroup could be left, and on an image that is made here."""
-    from tests.sandbox_programs import configure_podman, podman_image
-
     with pytest.MonkeyPatch.context() as patch:
         match kind:
             case "none":
@@ -380,12 +376,6 @@ def _sandbox(kind: str, folder: Path) -> Iterator[SandboxSpec]:
                 yield SandboxSpec(kind=kind, image=podman_image(), memory_mb=256)
             case _:
                 yield SandboxSpec(kind=kind, memory_mb=256)
-
-
-def _left_of_boxes() -> dict[str, list[str]]:
-    from tests.system.sandboxes.test_ends import left_of_boxes
-
-    return {what: found for what, found in left_of_boxes().items() if found}
 
 
 def _options() -> argparse.Namespace:

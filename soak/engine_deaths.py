@@ -153,10 +153,8 @@ class Deaths:
             handed += unversioned
             if not lost <= self.victim.asked:
                 wrong.append(f"requests of the survivor are unknown: {lost - self.victim.asked}")
-            handed += sum(each["end"] - each["start"] for each in segments if each["request_id"] in self.victim.asked)
-            figures.arrived_of_cut += sum(
-                each["end"] - each["start"] for each in segments if each["request_id"] in lost
-            )
+            handed += tokens_of(segments, self.victim.asked)
+            figures.arrived_of_cut += tokens_of(segments, lost)
             at_most += sum(each["at_most"] for each in turn["unknown"])
             cut += bool(lost)
             figures.unknown_requests += len(lost)
@@ -175,7 +173,7 @@ class Deaths:
     async def _hear_survivor(self, records: Sequence[Json], before: EngineCount) -> list[str]:
         """The survivor's counter against the segments that it sampled."""
         segments = [each for record in records for turn in record["turns"] for each in turn["segments"]]
-        recorded = sum(each["end"] - each["start"] for each in segments if each["request_id"] in self.survivor.asked)
+        recorded = tokens_of(segments, self.survivor.asked)
         deadline = perf_counter() + 10
         after = await self.survivor.count()
         while after.tokens - before.tokens != recorded and perf_counter() < deadline:  # it may be a moment behind
@@ -202,6 +200,10 @@ class Deaths:
     async def _record(self, session: Json) -> Any:
         answer = (await self.http.get(f"/sessions/{session['session_id']}?ids=prompts")).raise_for_status()
         return answer.json()
+
+
+def tokens_of(segments: Sequence[Json], requests: set[str]) -> int:
+    return sum(each["end"] - each["start"] for each in segments if each["request_id"] in requests)
 
 
 async def run(options: argparse.Namespace) -> DeathFigures:

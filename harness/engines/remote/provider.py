@@ -240,7 +240,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def _generate(self, asked: Asked, live: LiveRequest) -> GenerationResult:
-        """Have the answer to an admitted request."""
+        """Return the result of an admitted request."""
 
     @abstractmethod
     def _stream(self, asked: Asked, live: LiveRequest) -> AsyncGenerator[GenerationDelta | GenerationResult]:
@@ -248,7 +248,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
 
     @abstractmethod
     async def _score(self, asked: Asked) -> PromptLogprobs:
-        """Have the logprobs that `asked` wants of its input."""
+        """Return the logprobs that `asked` wants of its input."""
 
     @abstractmethod
     async def _read_guard(self, asked: Asked) -> str | None:

@@ -7,8 +7,8 @@ BUDGETS = {
     "docstrings that begin with What, Of, How ...": 0,
     "functions that do not begin with a verb": 0,
     "banned words": 0,
-    "class names used twice": 3,
-    "lines": 73_062,
+    "class names used twice": 2,
+    "lines": 72_885,
 }
 
 

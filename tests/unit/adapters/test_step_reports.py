@@ -21,7 +21,7 @@ from tests.unit.adapters.test_miles_generate import generate_all, state_of
 from tests.unit.adapters.test_verl import output
 from tests.wandb_file import wandb_values
 
-pytestmark = pytest.mark.usefixtures("trainers")
+pytestmark = [pytest.mark.usefixtures("trainers"), pytest.mark.xdist_group("torch")]  # which TensorBoard imports
 
 
 @pytest.fixture(name="folder")
@@ -87,7 +87,6 @@ async def test_a_step_of_miles_is_in_the_stores_beside_a_run_of_its_own(folder: 
     assert lines[0] == pytest.approx(lines[0] | {"ledger/trained": trained, "rollout/reward_mean": 0.5})
 
 
-@pytest.mark.xdist_group("torch")
 async def test_a_batch_of_verl_is_in_the_stores(folder: Path) -> None:
     """With the figures that its agent gave."""
     import torch

@@ -15,8 +15,9 @@ from harness.server.store.sqlite import SQLiteStore
 from harness.suite.judge.groups import value_of
 from harness.types import GenerationDelta, GenerationRequest, GenerationResult
 from tests.builders import toy_template
+from tests.thoroughness import examples
 
-TURNS, FORKS, WINS, SAYS = 3, 8, 3, 4
+SEEDS, TURNS, FORKS, WINS, SAYS = max(2, examples(6)), 3, 8, 3, 4
 """A turn wins with a chance of 3 in 4; the reward is the share of won turns."""
 
 
@@ -58,7 +59,7 @@ async def test_forks_find_the_exact_value_of_95_in_100_turns(tmp_path: Path) -> 
         serve(engine, chat_tokenizer, SQLiteStore(tmp_path / "s.db")) as server,
         SessionManager(server.url) as manager,
     ):
-        for seed in range(6):
+        for seed in range(SEEDS):
             session = {"sampling": {"seed": seed}}
             task = AgentTask(FunctionAgent("player", play), "go", tmp_path / str(seed), "scripted", session=session)
             first = await manager.run(task)
@@ -78,5 +79,5 @@ async def test_forks_find_the_exact_value_of_95_in_100_turns(tmp_path: Path) -> 
             [advantages] = value_advantages([[*known.values()]], [won(first)])
             assert abs(advantages.sum() - (won(first) - values[0].mean)) < 1e-6
 
-    assert len(inside) == 18
+    assert len(inside) == SEEDS * TURNS
     assert sum(inside) >= 0.95 * len(inside)

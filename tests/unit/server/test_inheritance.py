@@ -32,14 +32,19 @@ async def inherit(client: Client[Any], session: Served, **how: Any) -> Served:
     return await client.create(inherits={"session_id": session.session_id, **how})
 
 
+async def heir_of(client: Client[Any], session: Served, **how: Any) -> Served:
+    """Close `session`, and create its heir."""
+    await close(client, session)
+    return await inherit(client, session, **how)
+
+
 async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path: Path):
     """No engine request for them; they are trained in one sample, and no ledger counts them twice."""
     async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 2)
         earlier = await client.record(old)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         untouched = await client.record(heir)
         again = await converse(client, heir, 2)
         repeated = client.engine.played[heir.session_id]
@@ -86,8 +91,7 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 3)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, before[:1])
         await client.say(heir, [*before[:2], user("something else")])
         record, [sample] = await client.record(heir), await client.samples(heir)
@@ -111,8 +115,7 @@ async def test_noise_of_the_agent_does_not_end_the_inheritance(tmp_path: Path):
         first = await client.say(old, [user("go")])
         await client.say(old, [user("go"), first, user("Took 1 s")])
         earlier = await client.record(old)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, [user("go")])
         await client.say(heir, [user("go"), first, user("Took 2 s")])
         record = await client.record(heir)
@@ -128,8 +131,7 @@ async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
     async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 2)
-        await close(client, old)
-        heir = await inherit(client, old, strict=True)
+        heir = await heir_of(client, old, strict=True)
         await client.say(heir, before[:1])
         refused = await client.chat(heir, [user("something else")])
         await client.say(heir, before[:3])
@@ -168,16 +170,14 @@ async def test_an_heir_survives_a_restart_and_has_an_heir(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 2)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, before[:1])
     async with serving(*says("three"), store=tmp_path / "s.db") as client:
         retried = await client.say(heir, before[:1])
         await client.say(heir, before[:3])
         third = await client.say(heir, before)
         record = await client.record(heir)
-        await close(client, heir)
-        last = await inherit(client, heir)
+        last = await heir_of(client, heir)
         messages = await converse(client, last, 3)
         final, [sample] = await client.record(last), await client.samples(last)
 
@@ -193,8 +193,7 @@ async def test_an_agent_with_a_transcript_of_its_own_goes_on_at_once(tmp_path: P
     async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 2)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, before)
         [sample] = await client.samples(heir)
 
@@ -205,8 +204,7 @@ async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Pat
     async with serving(*says("one two three"), store=tmp_path / "s.db") as client:
         old = await client.create()
         answer = (await client.chat(old, [user("go")])).json()
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         streamed = await client.chat(heir, [user("go")], stream=True)
         record = await client.record(heir)
 
@@ -222,8 +220,7 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")])
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, [user("go")], temperature=0.5)
         record = await client.record(heir)
 
@@ -239,8 +236,7 @@ async def test_other_tools_are_another_call(tmp_path: Path):
     async with serving(*says("one", "two", "three"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")], tools=[tool("look")])
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, [user("go")], tools=[tool("look"), tool("find")])
         await client.say(heir, [user("go")], tools=[tool("look")])
         record = await client.record(heir)
@@ -257,8 +253,7 @@ async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         before = await converse(client, old, 2)
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await client.say(heir, before[:1])
         running = (await client.record(heir))["inherits"]
         await client.http.post(f"/sessions/{heir.session_id}/end")
@@ -274,8 +269,7 @@ async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")], **wishes)
-        await close(client, old)
-        heir = await inherit(client, old, strict=True)
+        heir = await heir_of(client, old, strict=True)
         await client.say(heir, [user("go")], **wishes)
         record = await client.record(heir)
 
@@ -288,8 +282,7 @@ async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: b
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         first = [await client.say(old, [user("go")]) for _ in range(2)]
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         if at_once:
             again = await asyncio.gather(*(client.say(heir, [user("go")]) for _ in range(2)))
         else:
@@ -316,8 +309,7 @@ async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
         client.engine.play_from(fork.session_id, 0)
         await client.say(fork, [user("aside"), *before[1:3]])
         [record, sample] = [await client.record(fork), (await client.samples(fork))[0]]
-        await close(client, fork)
-        heir = await inherit(client, fork)
+        heir = await heir_of(client, fork)
         await converse(client, heir, 3)
         repeated = await client.record(heir)
 
@@ -344,8 +336,7 @@ async def test_the_aborted_turn_of_a_drained_session_is_sampled_anew(tmp_path: P
         await client.http.post(f"/sessions/{old.session_id}/drain")
         assert (await broken).status_code == 404
         aborted = (await client.record(old))["turns"][1]["status"]
-        await close(client, old)
-        fork = await inherit(client, old, before=1, trained=False)
+        fork = await heir_of(client, old, before=1, trained=False)
         await converse(client, fork, 2)
         heir = await inherit(client, old)
         taken = [await client.record(each) for each in (fork, heir)]
@@ -370,8 +361,7 @@ async def test_the_first_prompt_can_be_edited(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await converse(client, old, 2)
-        await close(client, old)
-        fork = await inherit(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
+        fork = await heir_of(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
         await converse(client, fork, 2)
         record = await client.record(fork)
 
@@ -383,13 +373,11 @@ async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
         old = await client.create()
         await client.say(old, [user("go")])
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         await close(client, heir)
         again = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
         fork = await inherit(client, heir, trained=False)
-        await close(client, fork)
-        second = await inherit(client, fork)
+        second = await heir_of(client, fork)
         await client.say(second, [user("go")])
         record = await client.record(second)
 
@@ -405,8 +393,7 @@ async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
         messages = await converse(client, old, 1)
         refused = await client.chat(old, messages, max_tokens=3)
         assert refused.status_code == 200
-        await close(client, old)
-        heir = await inherit(client, old)
+        heir = await heir_of(client, old)
         record = await client.record(heir)
 
     assert [turn["status"] for turn in record["turns"]] == ["completed", "truncated"]

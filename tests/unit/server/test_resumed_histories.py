@@ -18,8 +18,9 @@ from harness.server.store.sqlite import list_sessions
 from harness.types import Json, Message
 from tests.builders import tool, user
 from tests.session_servers.served import Client, Served, bearer, eventually, serving, url_of
+from tests.thoroughness import examples
 
-EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", "8"))
+EXAMPLES = int(os.environ.get("HARNESS_SOAK_EXAMPLES", max(3, examples(8))))
 LOOK = '\n<tool_call>\n{"name": "look", "arguments": {"n": 1}}\n</tool_call>'
 TOOLS = [tool("look", n={"type": "integer"})]
 

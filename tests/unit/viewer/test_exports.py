@@ -65,6 +65,7 @@ def test_every_key_is_in_the_table_of_the_docs(run: RunDirectory):
     assert [key for key in sorted(keys) if not any(re.fullmatch(each, key) for each in patterns)] == []
 
 
+@pytest.mark.xdist_group("torch")  # TensorBoard imports it where it is installed
 def test_tensorboard_reads_the_figures_of_the_report(run: RunDirectory, tmp_path: Path):
     """Every value under its key and step, to the float32 that an event has, and the same bytes every time."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

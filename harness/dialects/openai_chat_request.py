@@ -323,7 +323,8 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Jso
         formed.append(msgspec.to_builtins(tool))
         # A function may say more, such as `return`, which templates show.
         more = decode_json(_object_decoder, raws[i])["function"]
-        formed[i]["function"] |= {name: more[name] for name in more.keys() - tool.function.__struct_fields__}
+        known = tool.function.__struct_fields__
+        formed[i]["function"] |= {name: value for name, value in more.items() if name not in known}
         check_json(formed[i], "tools", limits.json_depth)
     return tuple(formed)
 

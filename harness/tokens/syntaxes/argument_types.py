@@ -85,7 +85,7 @@ def _parts(schema: Json, kind: str) -> list[object]:
 
 
 def _is_a(kind: object, value: object) -> bool:
-    kind = _ALIASES.get(kind, kind)
+    kind = _ALIASES.get(kind, kind) if isinstance(kind, str) else None
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
     if isinstance(value, bool):

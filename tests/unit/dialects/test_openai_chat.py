@@ -507,11 +507,14 @@ def test_a_refusal_is_what_was_said():
 def test_a_function_keeps_what_it_says_of_its_result():
     """Templates show `return`, as transformers gives it to them; fields of the vendor beside the function are gone."""
     returns = {"type": "integer", "description": "The sum."}
-    offered = {"type": "function", "function": {"return": returns, "name": "add"}, "cache_control": {"type": "x"}}
+    more = dict.fromkeys("zyxwvutsrq", 1)
+    function = {"return": returns, "name": "add", **more}
+    offered = {"type": "function", "function": function, "cache_control": {"type": "x"}}
 
     asked = parse_request(WireCall(body([user("hi")], tools=[offered])))
 
-    assert asked.tools == ({"type": "function", "function": {"name": "add", "return": returns}},)
+    assert asked.tools == ({"type": "function", "function": function},)
+    assert list(asked.tools[0]["function"]) == ["name", "return", *more]
 
 
 def test_variables_of_the_template_are_read():

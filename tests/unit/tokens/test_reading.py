@@ -185,6 +185,7 @@ SCHEMAS = {
     "maybe": {"type": "boolean", "nullable": True},
     "flag": {"type": "bool"},
     "label": {"type": "str"},
+    "odd": {"type": {"a": 1}},
     "sizes": {"type": ["list", "null"]},
 }
 DEFINED = {
@@ -225,6 +226,7 @@ DEFINED = {
         ("both", '"1"', '"1"'),
         ("flag", "true", True),
         ("label", "20", "20"),
+        ("odd", "20", 20),
         ("sizes", "[1]", [1]),
     ],
 )

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
 from typing import Self
 
 from starlette.requests import Request
@@ -67,7 +68,7 @@ class ClientConnection:
 
     def notes(self) -> Json:
         """Return the client's program, ids, span and process, for the turn's record. Shortens secrets."""
-        own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
+        own = {name: _noted(value) for name, value in self.headers.items() if _is_own_id(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
         span = read_traceparent(self.headers.get("traceparent", ""))
@@ -261,6 +262,11 @@ class Callers:
     def dismiss(self, *, hand_over_s: float) -> None:
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
+
+
+@lru_cache(maxsize=512)
+def _is_own_id(name: str) -> bool:
+    return _OWN_ID.search(name) is not None
 
 
 def _noted(header: str) -> str:

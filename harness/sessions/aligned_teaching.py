@@ -6,10 +6,10 @@ was certain gets no blame.
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from harness.errors import MalformedRequest
 from harness.sessions.session import Session
@@ -97,7 +97,7 @@ def teach_aligned(session: Session, name: str, task: AlignedTask, scoring: Promp
     if name in turn.teachers or not np.array_equal(turn.output_ids, task.output_ids):
         return []
     scores = TeacherScores(scoring.version, share(task.chunks, np.minimum(scoring.logprobs, 0.0), turn.logprobs))
-    changed = [replace(turn, teachers={**turn.teachers, name: scores})]
+    changed = [structs.replace(turn, teachers={**turn.teachers, name: scores})]
     session.replace_turns(changed)
     return changed
 

@@ -5,9 +5,9 @@ score stays missing.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from harness.errors import EngineReplyInvalid
 from harness.sessions.session import Session
@@ -48,7 +48,7 @@ def teach(session: Session, name: str, task: ScoringTask, scoring: PromptLogprob
             start, end = turn.prompt_length - task.start, _end(turn) - task.start
             top = None if scoring.top is None else scoring.top.part(start, end)
             scores = TeacherScores(scoring.version, as_logprobs(np.minimum(scoring.logprobs[start:end], 0.0)), top)
-            changed.append(replace(turn, teachers={**turn.teachers, name: scores}))
+            changed.append(structs.replace(turn, teachers={**turn.teachers, name: scores}))
     session.replace_turns(changed)
     return changed
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from torch import Tensor
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
@@ -61,7 +62,7 @@ class FaultyEngine(HuggingFaceTokenProvider):
         else:
             result = await super().generate(asked)
         masks = result.masks if request.params.sampling_mask else None
-        return replace(result, masks=masks, worker=f"worker {number % 2}")
+        return structs.replace(result, masks=masks, worker=f"worker {number % 2}")
 
 
 @contextmanager

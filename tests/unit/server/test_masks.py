@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.token_rows import RaggedRows, RowState
@@ -27,7 +28,7 @@ class LyingEngine(ScriptedEngine):
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         result = await super().generate(request)
         if result.masks is not None and self.lie is not None:
-            result, self.lie = replace(result, masks=self.lie(result.masks)), None
+            result, self.lie = structs.replace(result, masks=self.lie(result.masks)), None
         return result
 
 

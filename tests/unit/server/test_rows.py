@@ -3,12 +3,12 @@
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import PauseMode
@@ -39,7 +39,7 @@ class LyingEngine(ScriptedEngine):
         self.asked.append(request.rows_from)
         result = await super().generate(request)
         if result.rows is not None and self.lie is not None:
-            result, self.lie = replace(result, rows=self.lie(result.rows)), None
+            result, self.lie = structs.replace(result, rows=self.lie(result.rows)), None
         return result
 
 

@@ -38,7 +38,7 @@ SERVER_STOPPED = "server_stopped"
 _LONGEST_COUNT = 9  # digits
 _LONGEST_NOTE = 200  # characters of a header
 _MOST_NOTES = 8
-_OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")  # header names
+_find_own_id = lru_cache(512)(re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$").search)
 _LAST_HAND_OVER_S = 3.0  # for an engine when the server stops
 _ANSWER_S = 1.0  # to store a turn and write its answer, once an engine has given up
 
@@ -68,7 +68,7 @@ class ClientConnection:
 
     def notes(self) -> Json:
         """Return the client's program, ids, span and process, for the turn's record. Shortens secrets."""
-        own = {name: _noted(value) for name, value in self.headers.items() if _is_own_id(name)}
+        own = {name: _noted(value) for name, value in self.headers.items() if _find_own_id(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
         span = read_traceparent(self.headers.get("traceparent", ""))
@@ -102,7 +102,7 @@ class ClientConnection:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        return cls(connection_of(request.scope), request.headers)
+        return cls(connection_of(request.scope), dict(reversed(request.headers.items())))  # the first of repeated ones
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -262,11 +262,6 @@ class Callers:
     def dismiss(self, *, hand_over_s: float) -> None:
         for client in list(self._present):
             client.dismiss(_stopping(), hand_over_s=hand_over_s)
-
-
-@lru_cache(maxsize=512)
-def _is_own_id(name: str) -> bool:
-    return _OWN_ID.search(name) is not None
 
 
 def _noted(header: str) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 _MOST = 10_000  # characters
 _LONGEST_KNOWN = 200  # characters
 _SECRET = re.compile(r"(sk-harness-|[0-9a-f]{8})[0-9a-f]{8,}", re.IGNORECASE)
-_SHORT = r"\1…"
+_shorten = lru_cache(maxsize=1024)(partial(_SECRET.sub, r"\1…"))  # each turn names its session and its client
 
 
 def printable(text: str) -> str:
@@ -22,7 +22,4 @@ def printable(text: str) -> str:
 
 def shorten_secrets(text: str) -> str:
     """Shorten session ids in `text` to eight digits, and remove session keys."""
-    return _shorten(text) if len(text) <= _LONGEST_KNOWN else _SECRET.sub(_SHORT, text)
-
-
-_shorten = lru_cache(maxsize=1024)(partial(_SECRET.sub, _SHORT))  # each turn names its session and its client
+    return _shorten(text) if len(text) <= _LONGEST_KNOWN else _shorten.__wrapped__(text)

@@ -223,8 +223,7 @@ class GenerationRequest:
         return json.encode(self.input_ids.tolist()) if self.write_input is None else self.write_input()
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationResult:
+class GenerationResult(Struct, frozen=True):
     request_id: str
     input_ids: TokenIds
     output_ids: TokenIds
@@ -383,8 +382,7 @@ class TurnNotes(Struct, frozen=True, kw_only=True):
 _NOTES = {name: getattr(TurnNotes(), name) for name in TurnNotes.__struct_fields__ if name != "others"}
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """Recorded model call. Its prompt is prompt + output of `parent` + `context_ids` (I1, I11)."""
 
     index: int
@@ -419,18 +417,18 @@ class Turn:
     """From admission to the last token."""
     delivered: bool = False
     """The client's connection took the whole answer."""
-    notes: TurnNotes = field(default_factory=TurnNotes)
+    notes: TurnNotes = TurnNotes()
     forced_tokens: int = 0
     discarded: tuple[Discarded, ...] = ()
     unknown: tuple[UnknownOutput, ...] = ()
     proximal_logprobs: Logprobs | None = None
     """None while every token holds its behavior value (I7)."""
     proximal_versions: npt.NDArray[np.int32] | None = None
-    rows: TurnRows | None = field(default=None, compare=False, repr=False)
+    rows: TurnRows | None = None
     """Routed experts; None if not recorded, or if only the store has them."""
-    masks: TurnRows | None = field(default=None, compare=False, repr=False)
+    masks: TurnRows | None = None
     """Sampling masks, likewise."""
-    teachers: Mapping[str, TeacherScores] = field(default_factory=dict, compare=False, repr=False)
+    teachers: Mapping[str, TeacherScores] = {}
     """By teacher; one that has not scored the turn is missing."""
 
     @property

@@ -1,8 +1,7 @@
 """Sampling masks in replies: one for each output token, with the token in it, which else had no chance."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec import structs
 
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.token_rows import RaggedRows
@@ -24,14 +23,14 @@ def check_masks(
     """Return `result` with masks in the narrowest dtype, if any. Raises `EngineReplyInvalid` for wrong ones."""
     masks = result.masks
     if masks is None or not result.output_ids.size:
-        return result if masks is None else replace(result, masks=None)
+        return result if masks is None else structs.replace(result, masks=None)
     wrong = "sampling masks that were not asked for"
     if request.params.sampling_mask:
         wrong = _find_wrong(masks, result.output_ids, vocab_size, most)
     if wrong:
         raise EngineReplyInvalid(f"{engine} returned {wrong}; nothing of it is used")
     narrow = masks.values.astype(np.min_scalar_type(vocab_size - 1))
-    return replace(result, masks=RaggedRows(int(request.input_ids.size), narrow, masks.offsets))
+    return structs.replace(result, masks=RaggedRows(int(request.input_ids.size), narrow, masks.offsets))
 
 
 def _find_wrong(masks: RaggedRows, ids: TokenIds, vocab_size: int, most: int) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from harness.errors import MalformedRequest
 from harness.samples.columns import cut_columns
@@ -157,7 +158,7 @@ def cut_turn(turn: Turn, size: int) -> Turn:
     over, end = int(turn.output_ids.size) - size, turn.prompt_length + size
     proximal, versions = turn.proximal_logprobs, turn.proximal_versions
     is_whole = turn.status in (TurnStatus.COMPLETED, TurnStatus.TRUNCATED)
-    return replace(
+    return structs.replace(
         turn,
         status=TurnStatus.TRUNCATED if is_whole else turn.status,
         end=TurnEnd.LENGTH if is_whole else turn.end,  # the repetition that ended it, say, is in no sample

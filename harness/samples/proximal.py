@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, version_of
 from harness.types import Logprobs, PromptLogprobs, Sample, Turn, VersionSpan, as_ids, as_logprobs
@@ -108,7 +109,7 @@ def score_turns(turns: Iterable[Turn], scoring: PromptLogprobs) -> list[Turn]:
         before = ProximalColumns.of_turn(turn)
         after = before.settle(scoring)
         if after is not before:
-            changed.append(replace(turn, proximal_logprobs=after.logprobs, proximal_versions=after.versions))
+            changed.append(structs.replace(turn, proximal_logprobs=after.logprobs, proximal_versions=after.versions))
     return changed
 
 
@@ -119,7 +120,7 @@ def keep_scores(turn: Turn, earlier: Turn) -> Turn:
     own, kept = ProximalColumns.of_turn(turn), min(earlier.output_ids.size, turn.output_ids.size)
     logprobs = np.concatenate([earlier.proximal_logprobs[:kept], own.logprobs[kept:]])
     versions = np.concatenate([earlier.proximal_versions[:kept], own.versions[kept:]])
-    return replace(turn, proximal_logprobs=as_logprobs(logprobs), proximal_versions=as_ids(versions))
+    return structs.replace(turn, proximal_logprobs=as_logprobs(logprobs), proximal_versions=as_ids(versions))
 
 
 def sample_scoring_start(sample: Sample, version: int) -> int | None:

@@ -9,8 +9,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import structs
 
 from harness.engines.repeat_guard import SignalCheck
 from harness.errors import HarnessError, StoreError
@@ -187,7 +189,7 @@ class AdmittedTurns:
             has_rows = outcome.rows is not None or outcome.masks is not None
             if has_rows and self.store.reads_back and outcome.status is not TurnStatus.ABORTED:
                 # An aborted turn may continue, and then needs them.
-                outcome = replace(outcome, rows=None, masks=None)
+                outcome = structs.replace(outcome, rows=None, masks=None)
         except BaseException as error:
             outcome = lose_turn(outcome, _as_reason(error))
             raise

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.engines.routed_experts import check_returned
 from harness.engines.sampling_masks import check_masks
@@ -114,7 +116,8 @@ class Generation:
     def _look_at_age(self) -> None:
         # Too old: end the turn with its output. Without output, refuse it.
         try:
-            self.session.require_fresh(self.admission.parent, self._live_version, self.output.version_spans)
+            live = self.live.version_for(self.session.session_id)
+            self.session.require_fresh(self.admission.parent, live, self.output.version_spans)
         except LimitReached as error:
             if not self.output.ids.size:
                 raise
@@ -136,10 +139,6 @@ class Generation:
         await self.live.look_for(session_id)
         if self._newest in (None, self.live.worker_of(session_id).weight_version):
             self._unsolicited_aborts += 1
-
-    @property
-    def _live_version(self) -> int | None:
-        return self.live.version_for(self.session.session_id)
 
     @property
     def _newest(self) -> str | None:
@@ -194,7 +193,7 @@ class Generation:
 
     async def _ask_once(self) -> GenerationResult:
         self._kept = kept = PartialOutput()
-        version, live_text = self._live_version, self.live_text
+        version, live_text = self.live.version_for(self.session.session_id), self.live_text
 
         def hear(ids: Sequence[int]) -> None:
             kept.heard += len(ids)
@@ -217,7 +216,7 @@ class Generation:
             result = await self._generate(request)
             check_returned(able.engine, able.routed_experts, request, result)
             result = check_masks(able.engine, able.vocab_size, able.max_mask_ids, request, result)
-            result = replace(result, began_at=began_at, seconds=self._seconds_since(began_at))
+            result = structs.replace(result, began_at=began_at, seconds=max(0.0, self.clock() - began_at))
             result = await self.live.number_labels(result)
         except BaseException as error:  # a cancellation too: no task waits for it then
             self._keep(request, kept, error, began_at)
@@ -230,22 +229,18 @@ class Generation:
         # If the weights changed while the engine read the input, it reports the version of the first token. The scoring
         # then mixes two versions, or has one that was not requested.
         if version is None or version_of(scoring) != version:
-            return replace(result, prompt_logprobs=None)
+            return structs.replace(result, prompt_logprobs=None)
         if self._is_own_output_comparable:
             return result
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
-        return replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
-
-    def _seconds_since(self, began_at: float) -> float:
-        # The machine's clock may be set back.
-        return max(0.0, self.clock() - began_at)
+        return structs.replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))
 
     def _keep(self, request: GenerationRequest, kept: PartialOutput, error: BaseException, began_at: float) -> None:
         if isinstance(error, EngineError) and not error.may_have_sampled and not kept.count:
             return
         is_valid = not isinstance(error, EngineReplyInvalid) and kept.follows(request.script_ids)
         partial = kept.partial(request, self.live.number_known(kept.version_spans) if is_valid else ())
-        partial = replace(partial, began_at=began_at, seconds=self._seconds_since(began_at))
+        partial = structs.replace(partial, began_at=began_at, seconds=max(0.0, self.clock() - began_at))
         cause = Broken(
             error.code if isinstance(error, HarnessError) else _GIVEN_UP,
             DropReason.UNVERSIONED if is_valid else DropReason.INVALID_REPLY,

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from harness.engines.base import TokenProvider
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
@@ -90,7 +92,7 @@ class LiveVersion:
             return result
         spans = tuple([await self.number_label(span) for span in result.version_spans])
         scoring = scoring and await self.number_label(scoring)
-        return replace(result, version_spans=spans, prompt_logprobs=scoring)
+        return structs.replace(result, version_spans=spans, prompt_logprobs=scoring)
 
     async def number_label(self, labeled: _Labeled) -> _Labeled:
         """Add the policy version to one label. Raises `StoreError`."""

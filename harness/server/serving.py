@@ -29,7 +29,7 @@ from harness.server.telemetry.metrics import ServerMetrics
 from harness.server.telemetry.tracing.collector import traces_url
 from harness.server.telemetry.tracing.tracer import SessionTracer
 from harness.server.turns import TurnService
-from harness.sessions.gate import Gate
+from harness.sessions.gate import Gate, HoldKind
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from server_patch.background import running
 
@@ -95,7 +95,8 @@ async def serve(
         stack.callback(server.sessions.say_how_far_they_are)
         restored = await server.sessions.restore()
         engine.workers.observe(metrics)
-        engine.workers.excuse_silence(lambda: gatekeeper.gate.has_pause)
+        # Under a pause, even one under a drain, engines may be idle on purpose.
+        engine.workers.excuse_silence(lambda: any(hold.kind is HoldKind.PAUSE for hold in gatekeeper.gate.holds))
         for chore in _chores(server, gatekeeper, turns, settings):
             await stack.enter_async_context(running(chore))
         app = await stack.enter_async_context(around(server))

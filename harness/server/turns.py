@@ -321,8 +321,8 @@ class TurnService:
     def _open_live_text(self, call: ModelCall, admission: Admission) -> None:
         # Text goes out live only if it can be parsed as `_end` parses the whole. Output under a grammar restarts when
         # it is cut short, and a turn may have another id than its stream. Both are sent at the end only.
-        asked, params = call.request, admission.params
-        if not self.is_live(call.session) or asked.streaming is None or params.json_schema is not None:
+        asked, params, mode = call.request, admission.params, call.session.config.streaming or self.settings.streaming
+        if mode is not StreamingMode.LIVE or asked.streaming is None or params.json_schema is not None:
             return
         if admission.request.notes.response_id != call.head.response_id:
             return
@@ -330,10 +330,6 @@ class TurnService:
         stream = self.chat_tokenizer.open_output(self._unread(call, admission), _tools(asked), params.stop, stop_ids)
         if stream is not None:
             call.live_text.open(stream)
-
-    def is_live(self, session: Session) -> bool:
-        """Return True if the session streams answers while they are sampled."""
-        return (session.config.streaming or self.settings.streaming) is StreamingMode.LIVE
 
     def _unread(self, call: ModelCall, admission: Admission) -> SampledOutput:
         context_ids = admission.request.context_ids[-TAIL:].tolist()

@@ -170,12 +170,6 @@ class Gate:
         return tuple(self._holds.values())
 
     @property
-    def has_pause(self) -> bool:
-        """True if any hold is a pause, even under a drain."""
-        # Engines may then be idle on purpose.
-        return any(hold.kind is HoldKind.PAUSE for hold in self.holds)
-
-    @property
     def must_wake_engines(self) -> bool:
         """True if engines are left and no hold covers them."""
         return bool(self.left) and not any(hold.engines for hold in self.holds)

@@ -90,7 +90,7 @@ def turns_to_inherit(previous: Session, inherits: Inheritance, limits: Limits, l
         # What a fork must not train, its own heirs must not train either.
         kind = turn.notes.inherited if turn.notes.inherited == INHERITED_MASKED else note
         notes = structs.replace(turn.notes, inherited=kind, asked_again=False)
-        kept[turn.index] = replace(turn, delivered=False, notes=notes)
+        kept[turn.index] = structs.replace(turn, delivered=False, notes=notes)
     return list(kept.values())
 
 

@@ -175,7 +175,7 @@ class Session:
     def take_inherited(self, turn: Turn, digest: str, client: Json) -> Turn:
         """Answer the call with that `digest` by an inherited turn. Return the changed turn, to store."""
         notes = structs.replace(turn.notes, asked_again=True, client=client)
-        taken = replace(self._tree.turn(turn.index), request_digest=digest, notes=notes)
+        taken = structs.replace(self._tree.turn(turn.index), request_digest=digest, notes=notes)
         left = tuple(index for index in self._unasked.pop(turn.key, ()) if index != turn.index)
         if left:
             self._unasked[turn.key] = left
@@ -447,7 +447,7 @@ class Session:
                         " from its successor if it was taken over"
                     )
                 kept = rows[turn.index]
-                self._tree.replace(replace(turn, rows=kept.experts, masks=kept.masks))
+                self._tree.replace(structs.replace(turn, rows=kept.experts, masks=kept.masks))
         self._plan = None
 
     @property

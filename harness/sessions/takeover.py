@@ -7,6 +7,8 @@ The new agent starts over. It gets recorded answers to repeated requests (`retri
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from harness.errors import MalformedRequest
 from harness.samples.proximal import oldest_version
 from harness.sessions.admission import Limits, is_too_old
@@ -67,7 +69,7 @@ def turns_to_take_over(turns: Sequence[Turn], limits: Limits, live: int | None) 
         # Aborted turns wait to be taken up. The new agent has received none of the answers.
         is_cut = turn.status is TurnStatus.ABORTED and not turn.is_suspended
         teachers = {} if turn.status is TurnStatus.ABORTED else turn.teachers  # its tokens may change
-        taken[turn.index] = replace(
+        taken[turn.index] = structs.replace(
             turn, end=TurnEnd.CLIENT_LEFT if is_cut else turn.end, delivered=False, teachers=teachers
         )
     return list(taken.values())

@@ -7,10 +7,10 @@ its logprob in proportion to their behavior logprobs: a token of which the polic
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import structs
 
 from harness.errors import EngineReplyInvalid, MalformedRequest
 from harness.sessions.session import Session
@@ -123,7 +123,8 @@ def teach(session: Session, name: str, task: TeachingTask, scoring: PromptLogpro
                 scores = logprobs[start:end], None if top is None else top.part(start, end)
             else:
                 scores = share(task.chunks, logprobs, turn.logprobs), None
-            changed.append(replace(turn, teachers={**turn.teachers, name: TeacherScores(scoring.version, *scores)}))
+            taught = {**turn.teachers, name: TeacherScores(scoring.version, *scores)}
+            changed.append(structs.replace(turn, teachers=taught))
     session.replace_turns(changed)
     return changed
 

@@ -6,10 +6,10 @@ gets another branch (I1). Digests of a request's prefixes find its place, deepes
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from dataclasses import replace
 from typing import Self
 
 import msgspec
+from msgspec import structs
 
 from harness.sessions.token_log import TokenPath
 from harness.tokens.history import Prefix
@@ -130,7 +130,7 @@ class TurnTree:
         self._turns[turn.index] = turn
 
     def mark_delivered(self, index: int, *, delivered: bool) -> Turn:
-        self.replace(turn := replace(self._turns[index], delivered=delivered))
+        self.replace(turn := structs.replace(self._turns[index], delivered=delivered))
         self._handed_over += delivered
         self._deliveries[index] = self._handed_over if delivered else 0
         return turn

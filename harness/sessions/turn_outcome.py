@@ -4,8 +4,6 @@ A turn is built, stored, then recorded, so everything that can be extended, coll
 (I9).
 """
 
-from dataclasses import replace
-
 import msgspec
 from msgspec import structs
 
@@ -171,7 +169,7 @@ def lose_turn(turn: Turn, error: HarnessError) -> Turn:
     """Return a turn that the store did not keep."""
     end = TurnEnd.STORE_FAILED
     notes = structs.replace(turn.notes, error=_error_note(error))
-    return replace(turn, status=status_of(end, turn.output_ids.size), end=end, reply=NO_REPLY, notes=notes)
+    return structs.replace(turn, status=status_of(end, turn.output_ids.size), end=end, reply=NO_REPLY, notes=notes)
 
 
 def _error_note(error: HarnessError | None) -> Json:

@@ -16,7 +16,7 @@ from harness.types import Json, refuse_constant, unique_keys
 
 _ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _VALUES = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=refuse_constant)
-_JSON_STRINGS = re.compile(r"[^\\\"]+|\\.|(\")", re.DOTALL)  # runs, else each character is tried
+_ESCAPES = re.compile(r"\\.", re.DOTALL)
 
 
 class Piece(NamedTuple):
@@ -134,6 +134,10 @@ def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
     return before
 
 
+def _count_quotes(text: str) -> int:
+    return (_ESCAPES.sub("", text) if "\\" in text else text).count('"')
+
+
 def read_calls(
     pieces: Sequence[Piece],
     begin: str,
@@ -141,12 +145,12 @@ def read_calls(
     read: Callable[[str], ToolCall | None],
     *,
     around: Sequence[str] = (),
-    quotes: re.Pattern[str] = _JSON_STRINGS,
+    count_quotes: Callable[[str], int] = _count_quotes,
 ) -> ParsedOutput:
     """Return the calls that `read` finds between each `begin` and its `end`, and the content around them.
 
-    A match of the group in `quotes` opens or closes a value, in which `end` is text. The markers `around` the calls are
-    not content. Without a call, or with unpaired markers, everything is content.
+    Each of the quotes that `count_quotes` finds opens or closes a value, in which `end` is text. The markers `around`
+    the calls are not content. Without a call, or with unpaired markers, everything is content.
     """
     inside: list[str] = []
     outside: list[Piece] = []
@@ -164,8 +168,7 @@ def read_calls(
             outside.append(piece)
         else:
             block.append(piece.text)
-            for quote in () if piece.is_marker else quotes.finditer(piece.text):
-                is_quoted ^= quote.lastindex is not None
+            is_quoted ^= not piece.is_marker and count_quotes(piece.text) % 2 == 1
     if block is not None:
         return as_malformed(pieces)
     if not inside:

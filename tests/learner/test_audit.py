@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 from torch import Tensor
 
 from harness.engines.base import OneWorker
@@ -69,8 +70,8 @@ class FaultyEngine(HuggingFaceTokenProvider):
             result = await super().generate(asked)
         masks = result.masks if request.params.sampling_mask else None
         if self.faults & {GapCause.BATCH, GapCause.ENGINE}:
-            result = replace(result, logprobs=wrong(result.logprobs))
-        return replace(result, masks=masks, worker=f"worker {number % 2}")
+            result = structs.replace(result, logprobs=wrong(result.logprobs))
+        return structs.replace(result, masks=masks, worker=f"worker {number % 2}")
 
     async def score(self, input_ids: TokenIds, **how: Any) -> PromptLogprobs:
         scores = await super().score(input_ids, **how)

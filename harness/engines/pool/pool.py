@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from msgspec import structs
+
 from harness.engines.base import Capabilities, ContinuesAtEntry, EngineHealth, PauseMode, ProvesScripts, TokenProvider
 from harness.engines.pool.placement import Place, Placement, WorkerLoad
 from harness.engines.pool.queueing import AbortedWaiting, Queue
@@ -131,7 +133,7 @@ class EnginePool:
             pieces = self._serve(ask, request.session_id, request)
             return await _only(pieces)
         except AbortedWaiting:
-            return replace(_nothing_sampled(request), queued_s=time.monotonic() - began)
+            return structs.replace(_nothing_sampled(request), queued_s=time.monotonic() - began)
 
     async def stream(self, request: GenerationRequest) -> AsyncIterator[GenerationDelta | GenerationResult]:
         """See `TokenProvider.stream`; the request moves to another worker only before its first delta."""
@@ -380,7 +382,7 @@ def _is_unable(worker: TokenProvider, request: GenerationRequest | None) -> bool
 
 def _tell_place(piece: _T, worker: WorkerLoad, queued_s: float) -> _T:
     if isinstance(piece, GenerationResult):
-        return replace(piece, worker=worker.name, queued_s=queued_s)
+        return structs.replace(piece, worker=worker.name, queued_s=queued_s)
     return piece
 
 

@@ -25,21 +25,21 @@ class EventBuffer:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the payloads that `data` completes, up to the end marker. Raises `LineTooLong`."""
         # Every byte is examined once, however the network splits the stream.
-        begun = data.rfind(b"\n") + 1
-        lines: list[bytes] = []
-        if begun:
-            lines = b"".join((*self._line, data[:begun])).split(b"\n")
-            self._line, self._line_bytes = [], 0
-        self._line.append(data[begun:])
-        self._line_bytes += len(data) - begun
+        payloads: list[bytes] = []
+        begin = 0
+        while (end := data.find(b"\n", begin)) >= 0 and not self.is_done:  # `split` looks at one byte at a time
+            line = data[begin:end]
+            if self._line:
+                line = b"".join((*self._line, line))
+                self._line, self._line_bytes = [], 0
+            begin = end + 1
+            payload = line[5:].strip() if line.startswith(b"data:") else b""  # else a comment, a name, a separator
+            self.is_done = payload == _DONE
+            if payload and not self.is_done:
+                payloads.append(payload)
+        if begin < len(data):
+            self._line.append(data[begin:])
+            self._line_bytes += len(data) - begin
         if self._line_bytes > self._most_bytes:
             raise LineTooLong(f"a line of more than {self._most_bytes} bytes")
-        payloads = []
-        for line in lines:
-            payload = line[5:].strip() if line.startswith(b"data:") else b""  # else a comment, a name, a separator
-            self.is_done |= payload == _DONE
-            if self.is_done:
-                break
-            if payload:
-                payloads.append(payload)
         return payloads

@@ -87,16 +87,12 @@ class EngineConnection(asyncio.Protocol):
         """Read what arrived since the last read, or wait; empty at the end."""
         return await self.gather(0.0)
 
-    async def read_much(self) -> bytes:
-        """Read the rest of the body, at most a megabyte; empty at the end."""
-        return await self.gather(math.inf)
-
     async def read_all(self) -> bytes:
-        content = await self.read_much()
+        content = await self.gather(math.inf)
         if self.is_whole and not self._pieces:
             return content
         pieces, size = [content], len(content)
-        while piece := await self.read_much():
+        while piece := await self.gather(math.inf):
             pieces.append(piece)
             size += len(piece)
             if size > _MOST_BODY_BYTES:

@@ -12,6 +12,7 @@ Facts of SGLang 0.5.23:
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import prod
+from operator import itemgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -385,7 +386,7 @@ def _sampling(params: SamplingParams) -> Json:
 
 
 def _read_entries(entries: Sequence[Entry]) -> Scored:
-    return Scored.of([entry[1] for entry in entries], [entry[0] for entry in entries])
+    return Scored.of([*map(itemgetter(1), entries)], [*map(itemgetter(0), entries)])
 
 
 def _read_top(rows: Sequence[Sequence[Entry] | None] | None) -> list[list[ScoredToken]]:

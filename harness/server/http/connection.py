@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
 from typing import Self
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ SERVER_STOPPED = "server_stopped"
 _LONGEST_COUNT = 9  # digits
 _LONGEST_NOTE = 200  # characters of a header
 _MOST_NOTES = 8
-_OWN_ID = re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$")  # header names
+_find_own_id = lru_cache(512)(re.compile(r"(^|[-_])(session|thread|conversation)[-_](id|affinity)$").search)
 _LAST_HAND_OVER_S = 3.0  # for an engine when the server stops
 _ANSWER_S = 1.0  # to store a turn and write its answer, once an engine has given up
 
@@ -67,7 +68,7 @@ class ClientConnection:
 
     def notes(self) -> Json:
         """Return the client's program, ids, span and process, for the turn's record. Shortens secrets."""
-        own = {name: _noted(value) for name, value in self.headers.items() if _OWN_ID.search(name)}
+        own = {name: _noted(value) for name, value in self.headers.items() if _find_own_id(name)}
         agent = _noted(self.headers.get("user-agent", ""))
         ids: Json = {"ids": dict(list(own.items())[:_MOST_NOTES])} if own else {}
         span = read_traceparent(self.headers.get("traceparent", ""))
@@ -101,7 +102,7 @@ class ClientConnection:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        return cls(connection_of(request.scope), request.headers)
+        return cls(connection_of(request.scope), dict(reversed(request.headers.items())))  # the first of repeated ones
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -9,11 +9,11 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import msgspec
+from msgspec import structs
 
 from harness.errors import StoreError
 from harness.machine.clock import Clock
@@ -302,9 +302,9 @@ def _read_session(connection: sqlite3.Connection, row: sqlite3.Row) -> Session:
             turn = rows.turn_from_row(each)
             if scored := teachers.get(turn.index):  # an outcome that was replaced leaves scores of another length
                 fitting = {name: each for name, each in scored.items() if each.logprobs.size == turn.output_ids.size}
-                turn = replace(turn, teachers=fitting)
+                turn = structs.replace(turn, teachers=fitting)
             if (kept := going_on.get(turn.index)) is not None:
-                turn = replace(turn, rows=kept.experts, masks=kept.masks)
+                turn = structs.replace(turn, rows=kept.experts, masks=kept.masks)
             session.restore(turn)
     except (LookupError, TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise _Damaged(row["session_id"]) from error

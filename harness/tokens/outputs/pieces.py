@@ -39,9 +39,10 @@ class PieceCutter:
         by_id = self._markers.by_id
         pieces: list[Piece] = []
         begin = 0
-        for position in [at for at, token_id in enumerate(ids) if token_id in by_id]:
+        for marker_id in filter(by_id.__contains__, ids):
+            position = ids.index(marker_id, begin)
             pieces += self._end_text(ids[begin:position])
-            pieces.append(Piece(by_id[ids[position]], is_marker=True))
+            pieces.append(Piece(by_id[marker_id], is_marker=True))
             begin = position + 1
         text = self._decoder.push(ids[begin:])
         return pieces + (self._cut(text) if text else [])

@@ -13,6 +13,7 @@ The tool's schema decides what a value is (`argument_types`). A value that fits 
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, ToolCall, read_calls, tool_call
 from harness.tokens.syntaxes.argument_types import ArgumentTypes
@@ -35,7 +36,8 @@ class QwenXml(CallSyntax):
 
     def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
         types = {tool["function"]["name"]: ArgumentTypes(tool["function"].get("parameters") or {}) for tool in tools}
-        return read_calls(pieces, _BEGIN, _END, lambda block: _read_call(block, types), quotes=_VALUES)
+        read = partial(_read_call, types=types)
+        return read_calls(pieces, _BEGIN, _END, read, count_quotes=lambda text: len(_VALUES.findall(text)))
 
 
 def _read_call(block: str, types: Mapping[str, ArgumentTypes]) -> ToolCall | None:

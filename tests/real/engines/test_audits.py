@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.connect import open_engine
@@ -66,14 +67,14 @@ class Faulty(HuggingFaceTokenProvider):
         assert request is not None
         number = self.of_session.setdefault(request.session_id, len(self.of_session))
         if self.fault is GapCause.WORKER and number % 2:
-            return replace(await super().generate(request), worker="healthy")
+            return structs.replace(await super().generate(request), worker="healthy")
         params = request.params
         if self.fault is GapCause.SCALE:
             params = replace(params, temperature=0.9)
         if self.fault is GapCause.MASK:
             params = replace(params, sampling_mask=True)
         result = await self.real.generate(replace(request, params=params))
-        return replace(result, masks=None, worker="faulty")
+        return structs.replace(result, masks=None, worker="faulty")
 
 
 async def update_in_place(kind: LaneEngine, url: str, folder: Path, version: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from harness.engines.base import PauseMode
 from harness.engines.pool.pool import EnginePool
@@ -95,9 +96,9 @@ class Mixing(NotingEngine):
         """See `TokenProvider`; a scoring carries the version of the first sampled token, whatever it is made of."""
         result = await super().generate(request)
         if result.prompt_logprobs is None or not self.answers_scores:
-            return replace(result, prompt_logprobs=None)
+            return structs.replace(result, prompt_logprobs=None)
         mixed = np.full_like(result.prompt_logprobs.logprobs, -0.5)
-        return replace(result, prompt_logprobs=replace(result.prompt_logprobs, logprobs=mixed))
+        return structs.replace(result, prompt_logprobs=replace(result.prompt_logprobs, logprobs=mixed))
 
 
 async def test_a_scoring_that_spans_two_versions_is_discarded():

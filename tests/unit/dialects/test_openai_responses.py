@@ -1,7 +1,6 @@
 """The Responses dialect: what clients really send is understood, everything else is refused by name."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def answered(reply: Json, **changes: Any) -> ModelAnswer:
     asked = ask("hi", tools=TOOLS)
     session = new_session()
     notes = structs.replace(asked.notes, response_id=RESPONSE_ID)
-    turn = replace(take_turn(session, [user("hi")]), reply=reply, notes=notes, **changes)
+    turn = structs.replace(take_turn(session, [user("hi")]), reply=reply, notes=notes, **changes)
     return ModelAnswer(asked, turn, "m", toy_tokenizer().token_text)
 
 
@@ -279,7 +278,7 @@ def turns_with(**notes: Any) -> list[Turn]:
     """The one turn of a session."""
     session = new_session()
     messages = [{"role": "system", "content": "old"}, user("hi")]
-    return [replace(take_turn(session, messages, "ho"), notes=TurnNotes(**notes))]
+    return [structs.replace(take_turn(session, messages, "ho"), notes=TurnNotes(**notes))]
 
 
 def test_a_previous_response_brings_its_conversation_and_not_its_instructions():

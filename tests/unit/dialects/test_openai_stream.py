@@ -1,12 +1,12 @@
 """A streamed answer adds up to the completion it was made from."""
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.dialects.model_request import AnswerHead, ModelAnswer, WireCall
 from harness.dialects.openai_chat import DONE, OpenAIChat, chunks
@@ -90,7 +90,7 @@ def test_every_chunk_belongs_to_the_completion_and_its_further_keys_are_said_onc
 @given(message=messages())
 def test_a_body_is_lines_of_json_up_to_done_for_every_way_to_split_lines(message):
     """Also for clients that split decoded text, where more characters end a line."""
-    turn = replace(take_turn(new_session(), [user("hi")]), reply=message)
+    turn = structs.replace(take_turn(new_session(), [user("hi")]), reply=message)
     request = parse_request(WireCall(body([user("hi")], stream=True)))
     answer = ModelAnswer(request, turn, "m", toy_tokenizer().token_text)
 

@@ -6,11 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import replace
 from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.model_request import ModelRequest, WireCall, seal
@@ -206,7 +206,7 @@ def test_ids_of_calls_are_judged_alike_however_much_is_recalled(
 def test_a_summary_is_taken_where_the_reasoning_is_not_known(item: Json, reasoning: str):
     """It is no text that the model has sampled: the key of the reply comes first."""
     reply = {"role": "assistant", "content": "yes", "reasoning_content": "as recorded"}
-    turn = replace(take_turn(new_session(), [user("hi")]), reply=reply)
+    turn = structs.replace(take_turn(new_session(), [user("hi")]), reply=reply)
     body = json.dumps({"input": [user("hi"), {"type": "reasoning", "summary": [], **item}]}).encode()
 
     asked = RESPONSES.parse(WireCall(body, answered_as={"r1": turn}.get), DEFAULT_LIMITS, History())

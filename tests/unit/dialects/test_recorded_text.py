@@ -1,9 +1,9 @@
 """Text that a request names in the record instead of sending it: bounded after it is put in, whatever names it."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from harness.dialects.dialect import Dialect
 from harness.dialects.model_request import WireCall, seal
@@ -22,7 +22,7 @@ def recorded(number: int) -> Turn:
     """A turn that reasoned, said and called a tool, each in some 300 characters."""
     call = {"id": f"call{number}", "type": "function", "function": {"name": "f", "arguments": f"  {ARGUMENTS}"}}
     reply = {"role": "assistant", "content": SAID, "reasoning_content": SAID, "tool_calls": [call]}
-    return replace(take_turn(new_session(), [user("hi")]), reply=reply)
+    return structs.replace(take_turn(new_session(), [user("hi")]), reply=reply)
 
 
 TURNS = {f"{number:032x}": recorded(number) for number in range(100)}

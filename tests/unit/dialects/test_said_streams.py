@@ -2,11 +2,11 @@
 
 import json
 import re
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.dialects.anthropic_messages import AnthropicMessages
 from harness.dialects.model_request import AnswerHead, ModelAnswer, WireCall
@@ -22,7 +22,9 @@ from tests.unit.dialects.test_openai_responses import RESPONSE_ID, replies
 
 def answered(reply: Json) -> ModelAnswer:
     """An answer with that reply."""
-    turn = replace(take_turn(new_session(), [user("hi")]), reply=reply, notes=TurnNotes(response_id=RESPONSE_ID))
+    turn = structs.replace(
+        take_turn(new_session(), [user("hi")]), reply=reply, notes=TurnNotes(response_id=RESPONSE_ID)
+    )
     return ModelAnswer(parse_request(WireCall(body([user("hi")], stream=True))), turn, "m", toy_tokenizer().token_text)
 
 

@@ -6,7 +6,7 @@ Over fakes of both servers: what is said, how it ends, versions, logprobs, alter
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.engines.base import LogprobScale
 from harness.engines.remote.provider import RemoteProvider
@@ -126,7 +127,9 @@ async def ask(provider: RemoteProvider, case: Case, deltas: list[GenerationDelta
         result = await provider.generate(request)
     except EngineError as error:
         return {"error": type(error)}
-    return asdict(replace(result, request_id="", seconds=0.0))
+    told = structs.asdict(structs.replace(result, request_id="", seconds=0.0))
+    scored = {name: told[name] and asdict(told[name]) for name in ("top_logprobs", "prompt_logprobs")}
+    return told | scored | {"version_spans": [asdict(span) for span in result.version_spans]}
 
 
 async def look_around(provider: RemoteProvider) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from msgspec import structs
 
 from harness.engines.base import LogprobScale, is_on_prompt_scale
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
@@ -25,7 +26,7 @@ class Certain(ScriptedEngine):
 
     async def generate(self, request):
         result = await super().generate(request)
-        return replace(result, logprobs=np.zeros_like(result.logprobs))
+        return structs.replace(result, logprobs=np.zeros_like(result.logprobs))
 
     async def score(self, input_ids, *, start, session_id=None):
         scores = await super().score(input_ids, start=start)

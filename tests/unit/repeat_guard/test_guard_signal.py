@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from harness.dialects.model_request import ModelAnswer, WireCall
 from harness.dialects.openai_chat import OpenAIChat
@@ -27,12 +28,12 @@ CHECK = SignalCheck(LIMITS, [])
 def repeated(*, forced: int = 0) -> Turn:
     """A turn that the guard ended after four equal tokens, and `forced` ones that it added."""
     turn = take_turn(new_session(), [user("hi")], "aaaa" + "!" * forced, reason=FinishReason.REPEAT)
-    return replace(turn, end=TurnEnd.REPEAT, forced_tokens=forced)
+    return structs.replace(turn, end=TurnEnd.REPEAT, forced_tokens=forced)
 
 
 def with_output(ids: list[int], end: TurnEnd) -> Turn:
     turn = take_turn(new_session(), [user("hi")])
-    return replace(turn, output_ids=as_ids(ids), logprobs=as_logprobs([-1.0] * len(ids)), end=end)
+    return structs.replace(turn, output_ids=as_ids(ids), logprobs=as_logprobs([-1.0] * len(ids)), end=end)
 
 
 def test_the_sample_carries_the_signal() -> None:

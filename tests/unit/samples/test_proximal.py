@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from harness.errors import UnknownWeightVersion
 from harness.samples.delivery import plan_delivery
@@ -254,7 +255,7 @@ def test_the_oldest_version_of_a_branch_is_read_from_its_spans():
 def test_a_turn_with_no_token_of_the_version_before_is_not_expanded():
     """The look for waiting tokens costs the spans of a turn, not its length (I11)."""
     long = turn(output=range(10_000), logprobs=np.full(10_000, -1.0), spans=[("5", 0, 10_000)])
-    unreadable = replace(long, logprobs=None)
+    unreadable = structs.replace(long, logprobs=None)
 
     assert scoring_start([unreadable], 5) is None
     assert scoring_start([long], 6) == 2

@@ -4,12 +4,11 @@ Random schedules of generations, aborts, updates, tool waits, branches and sweep
 keeps, token by token, which version sampled it and whether its branch was scored while its next version was live.
 """
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from harness.samples.delivery import plan_delivery
 from harness.samples.merge import build_samples
@@ -138,7 +137,7 @@ def test_the_merge_rule_ends_a_sample_not_its_values():
     """A turn cut short keeps what it was scored with; the turns after it are in no sample."""
     engine = ToyEngine()
     first = grown(turn(0), result := engine.generate(as_ids([7, 8]), 3), result.version_spans)
-    cut = replace(first, status=TurnStatus.ABORTED)
+    cut = structs.replace(first, status=TurnStatus.ABORTED)
     after = turn(1, parent=cut, output=[1], logprobs=[-1.0], spans=[("0", 0, 1)])
     engine.update(1)
     scored = score_turns([cut, after], engine.score(ids_of([cut, after]), 1))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -194,7 +193,7 @@ def noted(session: Session, *processes: Json) -> list[Role]:
         take_turn(session, [SYSTEM, user(f"task {number}")], f"answer {number}")
         turn = session._tree.turn(number)  # builders note no client
         notes = structs.replace(turn.notes, client={"user_agent": "sdk", "process": each})
-        session._tree.replace(replace(turn, notes=notes))
+        session._tree.replace(structs.replace(turn, notes=notes))
     return [each.role for each in find_roles(session.turns).values()]
 
 

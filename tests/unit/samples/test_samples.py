@@ -1,11 +1,10 @@
 """From turns to samples: the merge rule (I3), the columns a trainer reads, and the ledger (I4)."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.errors import EngineUnavailable, LedgerImbalance, UnknownWeightVersion
 from harness.samples.delivery import Selection
@@ -82,7 +81,7 @@ def test_versions_are_those_of_the_tokens():
     result = sampled(admission, "four")
     spans = (VersionSpan("3", 0, 2), VersionSpan("4", 2, result.output_ids.size))
     turn = end_turn(
-        admission, output_of(replace(result, version_spans=spans)), Reply(assistant("four"), TurnEnd.MODEL), 0.0
+        admission, output_of(structs.replace(result, version_spans=spans)), Reply(assistant("four"), TurnEnd.MODEL), 0.0
     )
     session.record(turn)
 

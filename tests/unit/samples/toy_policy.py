@@ -3,10 +3,11 @@ rollout whose turns are sampled, interrupted and scored in whatever order a test
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from harness.engines.scripted import scripted_logprobs
 from harness.samples.proximal import score_turns, scoring_start
@@ -66,7 +67,7 @@ def turn(
         created_at=0.0,
         seconds=0.0,
     )
-    return replace(plain, **fields)
+    return structs.replace(plain, **fields)
 
 
 @dataclass
@@ -134,7 +135,7 @@ def grown(last: Turn, result: GenerationResult, spans: Sequence[VersionSpan]) ->
     if logprobs is not None and versions is not None:
         logprobs = as_logprobs(np.concatenate([logprobs, result.logprobs]))
         versions = as_ids(np.concatenate([versions, expand_spans(spans, result.output_ids.size)]))
-    return replace(
+    return structs.replace(
         last,
         output_ids=as_ids(np.concatenate([last.output_ids, result.output_ids])),
         logprobs=as_logprobs(np.concatenate([last.logprobs, result.logprobs])),

@@ -3,12 +3,12 @@
 import asyncio
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.base import PauseMode
@@ -46,7 +46,7 @@ class LyingEngine(ScriptedEngine):
         result = await super().generate(request)
         true = getattr(result, self.column)
         if true is not None and self.lie is not None:
-            result, self.lie = replace(result, **{self.column: self.lie(true)}), None
+            result, self.lie = structs.replace(result, **{self.column: self.lie(true)}), None
         return result
 
 

@@ -1,10 +1,10 @@
 """`GET /sessions`: what each session waits for, the busiest first, and the totals of all."""
 
 import asyncio
-from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec import structs
 
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import ScriptedEngine, ScriptStep
@@ -221,6 +221,6 @@ async def crowd(client: Client, count: int, *, turns: int = 0) -> list[str]:
     for session_id in ids:
         session = Session(session_id, f"sk-{session_id}", SessionConfig(), 1.0)
         for index in range(turns):
-            session.restore(replace(held.turns[0], index=index, ordinal=index))
+            session.restore(structs.replace(held.turns[0], index=index, ordinal=index))
         client.server.sessions._held.hold(session)
     return ids

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from harness.engines.scripted import scripted_experts, scripted_logprobs, scripted_masks
 from harness.errors import ClientLeft
@@ -136,7 +137,9 @@ class RandomSession:
                 joined = output.join(answer(request, ids, versions[:-1], FinishReason.ABORT))
             case _:
                 self.has_lost_rows |= bool(ids)
-                partial = replace(answer(request, ids, versions[:-1], FinishReason.ABORT), rows=None, masks=None)
+                partial = structs.replace(
+                    answer(request, ids, versions[:-1], FinishReason.ABORT), rows=None, masks=None
+                )
                 joined = output.join_broken(partial, len(ids), len(ids), Broken("lost", DropReason.UNVERSIONED))
         return joined.end_as_whole(admission.params, ENDINGS)
 
@@ -152,7 +155,7 @@ class RandomSession:
         again = Session(self.session.session_id, self.session.api_key, self.session.config, 1_000.0)
         for turn in self.session.turns:
             kept = RecordedRows.from_bytes(RecordedRows(turn.rows, turn.masks).to_bytes())
-            again.restore(replace(turn, rows=kept.experts, masks=kept.masks))
+            again.restore(structs.replace(turn, rows=kept.experts, masks=kept.masks))
         self.session = again
 
 
@@ -312,6 +315,6 @@ def say(session: Session, messages: list[Message], *, without_rows: bool = False
     request = output.next_request(admission.prompt_ids, admission.params, request_id=f"{admission.index}")
     result = answer(request, [65, 66, EOS], [admission.index] * 3, FinishReason.STOP)
     said = assistant(f"reply {admission.index}")
-    output = output.join(replace(result, rows=None) if without_rows else result)
+    output = output.join(structs.replace(result, rows=None) if without_rows else result)
     session.record(end_turn(admission, output, Reply(said, TurnEnd.MODEL), 1_002.0))
     return said

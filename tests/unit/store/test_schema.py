@@ -2,10 +2,10 @@
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from harness.errors import StoreError
 from harness.server.store.schema import (
@@ -88,7 +88,7 @@ async def test_a_store_from_before_unknown_output_reads_as_one_without_any(old_s
     lost = UnknownOutput("r", 7, "engine_connection_lost")
     async with SQLiteStore(old_store) as store:
         [loaded] = (await store.load()).sessions
-        await store.commit("a", replace(loaded.turns[0], unknown=(lost,)))
+        await store.commit("a", structs.replace(loaded.turns[0], unknown=(lost,)))
 
     assert [turn.unknown for session in as_it_is for turn in session.turns] == [()]
     assert (counted, loaded.ledger().unknown) == ({}, Unknown())

@@ -7,10 +7,10 @@ import sqlite3
 import threading
 import time
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.delivery import Selection
@@ -68,7 +68,7 @@ def everything(session: Session):
 
 
 def fields_of(turn: Turn) -> dict:
-    fields = {name: getattr(turn, name) for name in turn.__dataclass_fields__}
+    fields = {name: getattr(turn, name) for name in turn.__struct_fields__}
     columns = {name: (fields[name].dtype.str, fields[name].tobytes()) for name in COLUMNS}
     return fields | columns | {"sampling": json.loads(json.dumps(turn.sampling))}
 
@@ -139,7 +139,7 @@ async def test_turns_that_are_not_taken_over_stay_where_they_are(tmp_path):
     """A failed one, for instance: its tokens are those of the session that it was in."""
     previous, session = grown(1), numbered(2, RICH)
     for turn in previous.turns[:2]:
-        session.restore(replace(turn, delivered=False))
+        session.restore(structs.replace(turn, delivered=False))
     await keep(tmp_path / "s.db", previous)
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.take_over(session, previous)
@@ -158,7 +158,7 @@ async def test_a_takeover_that_fails_changes_nothing(tmp_path):
     """Not even what it had written before: a turn that the store does not have cannot move."""
     previous, session = grown(1), numbered(2, RICH)
     session.restore(previous.turns[0])
-    session.restore(replace(previous.turns[1], index=77))
+    session.restore(structs.replace(previous.turns[1], index=77))
     await keep(tmp_path / "s.db", previous)
     async with SQLiteStore(tmp_path / "s.db") as store:
         with pytest.raises(StoreError, match="expected 4 rows to change, 3 did"):
@@ -214,7 +214,9 @@ async def test_another_outcome_of_a_turn_takes_the_place_of_the_first(tmp_path):
     turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.create(session)
-        await store.commit(session.session_id, replace(turn, end=TurnEnd.CLIENT_LEFT, status=TurnStatus.ABORTED))
+        await store.commit(
+            session.session_id, structs.replace(turn, end=TurnEnd.CLIENT_LEFT, status=TurnStatus.ABORTED)
+        )
         await store.commit(session.session_id, turn)
 
     assert [kept.end for kept in read_sessions(tmp_path / "s.db")[0].turns] == [TurnEnd.MODEL]
@@ -227,7 +229,7 @@ async def test_a_value_that_cannot_be_stored_does_not_end_the_writer(tmp_path):
     async with SQLiteStore(tmp_path / "s.db") as store:
         await store.create(session)
         with pytest.raises(StoreError):
-            await store.commit(session.session_id, replace(turn, prompt_length=2**70))
+            await store.commit(session.session_id, structs.replace(turn, prompt_length=2**70))
         async with asyncio.timeout(30):
             await store.commit(session.session_id, turn)
 
@@ -251,7 +253,7 @@ async def test_what_was_generated_is_counted_without_reading_a_session(tmp_path)
     discarded = (Discarded("r", 5, "restarted"), Discarded("s", 7, "after_stop"))
     await keep(tmp_path / "s.db", *sessions)
     async with SQLiteStore(tmp_path / "s.db") as store:
-        await store.commit(sessions[0].session_id, replace(sessions[0].turns[0], discarded=discarded))
+        await store.commit(sessions[0].session_id, structs.replace(sessions[0].turns[0], discarded=discarded))
 
     read = {
         session.session_id: sum(turn.sampled_tokens for turn in session.turns)

@@ -27,6 +27,7 @@ PATIENCE_S = 20
 NO_MEMORY = """
 import asyncio, sqlite3, sys
 from dataclasses import replace
+from msgspec import structs
 from pathlib import Path
 import numpy as np
 from tests.builders import new_session, take_turn, user
@@ -36,7 +37,7 @@ from harness.server.store.sqlite import SQLiteStore
 async def main():
     session = new_session()
     small = [take_turn(session, [user(str(number))], "ok") for number in range(4)]
-    large = replace(small[1], context_ids=np.zeros(8 << 20, dtype=np.int32))
+    large = structs.replace(small[1], context_ids=np.zeros(8 << 20, dtype=np.int32))
     async with SQLiteStore(Path(sys.argv[1])) as store:
         await store.create(new_session())
         sqlite3.connect(":memory:").execute(f"PRAGMA hard_heap_limit = {16 << 20}")  # of the whole process, for good

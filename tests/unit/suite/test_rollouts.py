@@ -3,11 +3,11 @@
 import sqlite3
 import tracemalloc
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from harness.errors import Cause, LedgerImbalance, StoreError
 from harness.samples.codec import sample_to_json
@@ -152,7 +152,9 @@ async def test_a_run_counts_what_engines_did_not_hand_over(tmp_path: Path):
     async with SQLiteStore(tmp_path / "run.db") as store:
         for session in sessions:
             await store.create(session)
-            await store.commit(session.session_id, replace(take_turn(session, [user("hi")]), unknown=(lost, lost)))
+            await store.commit(
+                session.session_id, structs.replace(take_turn(session, [user("hi")]), unknown=(lost, lost))
+            )
     tokens = sessions[0].ledger().generated
 
     def record(requests: int) -> RolloutRecord:

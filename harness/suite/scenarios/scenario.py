@@ -414,13 +414,12 @@ class Scenario(Strict):
     @property
     def teacher_specs(self) -> tuple[TeacherSpec, ...]:
         """Teachers that are not off. Raises `ScenarioError`."""
-        own = "" if self.services is not None else self.engine.name
         specs = tuple(
             replace(TeacherSpec.parse(f"{name}={table.engine}", TeachAfter(table.when)), top_k=table.top_k)
             for name, table in self.teachers.items()
             if table.when != "off"
         )
-        check_teachers(specs, own)
+        check_teachers(specs, *([self.engine.name] if self.services is None else self.services.workers))
         return specs
 
     @property

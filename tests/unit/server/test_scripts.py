@@ -350,21 +350,26 @@ async def test_a_server_that_no_longer_allows_it_serves_no_turn_of_such_a_sessio
 
 
 async def test_an_agent_can_neither_bring_a_script_nor_read_one() -> None:
-    """With the key of its session it has model calls, and nothing else; in their bodies a script means nothing."""
+    """With the key of its session it has model calls, and nothing else; in their bodies a script means nothing.
+
+    A field that engines' own plugins read is refused.
+    """
     guarded = ServerSettings(allow_forced_tokens=True, admin_token="secret")
     async with engine_of("scripted") as engine, serving_with(engine, settings=guarded) as client:
         session = await client.create(script=SCRIPT)
         agent = bearer(session.api_key)
         created = await client.http.post("/sessions", json=CREATE, headers=agent)
         read = await client.http.get(f"/sessions/{session.session_id}", headers=agent)
-        model_call = {"messages": HI, "script": CREATE["script"], "custom_params": {"force_ids": [5]}}
+        model_call = {"messages": HI, "script": CREATE["script"]}
+        forcing = model_call | {"custom_params": {"force_ids": [5]}}
+        forced = await client.http.post(url_of(session), json=forcing, headers=agent)
         answer = await client.http.post(url_of(session), json=model_call, headers=agent)
         plain = await client.create()
         other = await client.http.post(url_of(plain), json=model_call, headers=bearer(plain.api_key))
         said = [outputs(await client.record(each)) for each in (session, plain)]
 
     assert (created.status_code, read.status_code) == (401, 401)
-    assert (answer.status_code, other.status_code) == (200, 200)
+    assert (forced.status_code, answer.status_code, other.status_code) == (400, 200, 200)
     assert said == [[ids(CALLS[0])], [ids("Never this.")]]
 
 

@@ -108,7 +108,7 @@ class HarnessError(Exception):
     status: int = 500
     code: str = "internal_error"
     retryable: bool = False
-    told: str = "the server failed; its log says how"
+    told: str = "the server failed; see its log"
     """Text for agents in place of the message; empty if the message is about their own request."""
 
     def __init_subclass__(cls, **facts: Unpack[_Facts]) -> None:
@@ -237,8 +237,8 @@ class HoldExpired(RequestError, code="hold_expired", status=409):
 
     def __init__(self, holder: str) -> None:
         super().__init__(
-            f"the hold of {holder!r} ran out, and what it kept shut has been open since; begin anew with another"
-            " holder, renew it in time, or ask for a longer ttl_s",
+            f"the hold of {holder!r} expired, and what it kept closed has been open since; place a new hold, renew it"
+            " in time, or set a longer ttl_s",
             param="holder",
         )
 
@@ -258,7 +258,7 @@ class SessionNotFound(TurnRefused, code="session_not_found", cause=Cause.AGENT):
 class SessionDamaged(TurnRefused, code="session_damaged", cause=Cause.HARNESS):
     """The store cannot read the session back; other sessions are unaffected."""
 
-    told = "the session cannot be read back from the store; the server's log says why"
+    told = "the session cannot be read back from the store; see the server's log"
 
 
 class SessionClosing(TurnRefused, code="session_closed"):
@@ -309,7 +309,7 @@ class ServerStopping(GateClosed, code="server_stopping"):
 class ShardUnavailable(HarnessError, code="shard_unavailable", status=503, retryable=True):
     """The session's shard does not answer; it restarts on the same store and port."""
 
-    told = "a part of the server is being started again; ask again later"
+    told = "a part of the server is restarting; retry later"
 
 
 class ShardLost(ShardUnavailable, code="shard_lost", status=502):
@@ -319,7 +319,7 @@ class ShardLost(ShardUnavailable, code="shard_lost", status=502):
 class AnswerChanged(HarnessError, code="answer_changed", status=503, retryable=True):
     """The recorded turn differs from its stream (text, tokens or id). It is undelivered, so a retry gets it."""
 
-    told = "the answer is not the one that has begun; ask again"
+    told = "the answer differs from the one that was begun; retry"
 
 
 class ClientLeft(HarnessError, code="client_left", cause=Cause.AGENT, status=499, retryable=True, told=""):
@@ -332,25 +332,25 @@ class EngineError(HarnessError, code="engine_error", cause=Cause.ENGINE, status=
     may_have_sampled: bool = True
     """True if the engine may have sampled tokens that it did not return (I4)."""
 
-    told = "the engine failed; the server's log says how"
+    told = "the engine failed; see the server's log"
 
 
 class EngineUnavailable(EngineError, code="engine_unavailable", status=503, may_have_sampled=False):
     """The engine is unreachable, not ready or overloaded."""
 
-    told = "no engine can be reached, or it takes no requests now; ask again later"
+    told = "no engine is reachable, or none accepts requests now; retry later"
 
 
 class EngineConnectionLost(EngineError, code="engine_connection_lost"):
     """The connection broke during a generation."""
 
-    told = "the engine went away in the middle of a generation"
+    told = "the connection to the engine was lost during generation"
 
 
 class EngineRejected(EngineError, code="engine_rejected", status=400, retryable=False, may_have_sampled=False):
     """The engine refused the request; a retry cannot help."""
 
-    told = "the engine refused the request; the server's log has its words"
+    told = "the engine refused the request; see the server's log"
 
 
 class EngineReplyInvalid(EngineError, code="engine_reply_invalid", retryable=False):
@@ -380,7 +380,7 @@ class LedgerImbalance(HarnessError, code="ledger_imbalance"):
 class StoreError(HarnessError, code="store_failed", status=503, retryable=True):
     """The session store cannot make a turn durable, so the turn is not acknowledged."""
 
-    told = "the turn could not be made durable; ask again later"
+    told = "the turn could not be stored; retry later"
 
 
 class StoreFull(StoreError, code="store_full"):
@@ -390,7 +390,7 @@ class StoreFull(StoreError, code="store_full"):
 class SessionExists(StoreError, code="session_exists", status=400, retryable=False):
     """The store already has a session, open or closed, with the chosen id."""
 
-    told = "session_id: there was a session of this id; choose another"
+    told = "session_id: an earlier session had this id; choose another"
 
 
 class TokenizerError(HarnessError, code="tokenizer_error", cause=Cause.SCENARIO):

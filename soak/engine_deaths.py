@@ -4,7 +4,7 @@ Two servers of a kind stand behind one session server. Sessions have one long tu
 of them it gets SIGKILL, and their turns go on at the survivor. Then three books are compared that know nothing of
 each other: the turns as they were recorded, the ledgers, and the survivor's own counter of sampled tokens. What the
 victim takes with it is `unknown`: a request each, and no more tokens than were left of its budget. The victim is
-started anew, and the next death comes.
+restarted, and the next death comes.
 
     python soak/engine_deaths.py --engine sglang --deaths 5
 
@@ -183,7 +183,7 @@ class Deaths:
         self.figures.tokens_of_survivor += recorded
         self.figures.counted_by_survivor += counted
         if after.start != before.start:
-            return ["the survivor was started anew"]
+            return ["the survivor was restarted"]
         return [] if counted == recorded else [f"the survivor counted {counted} tokens, the turns have {recorded}"]
 
     async def _create(self) -> Any:

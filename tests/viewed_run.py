@@ -55,7 +55,7 @@ def write_viewed_training(path: Path) -> None:
 
 
 def write_viewed_diff(path: Path) -> None:
-    """Write the page of two runs, of which session 0 goes on otherwise in the second."""
+    """Write the page of two runs, of which session 0 continues otherwise in the second."""
     sessions = viewed_sessions(), viewed_sessions(second_guess="Is it 16?")
     first, second = (viewed_run(each) for each in sessions)
     sides = _side(first, sessions[0]), _side(second, sessions[1])

@@ -1,7 +1,7 @@
 """The `harness` command, forked from a process that has imported it: a start costs a second of the processor otherwise.
 
 The command has a session, a directory, an environment and streams of its own, as `python -m harness` has; it ends as
-any interpreter ends. Where the environment decides what an import does, the command is started anew.
+any interpreter ends. Where the environment decides what an import does, the command is restarted.
 """
 
 import atexit

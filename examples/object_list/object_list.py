@@ -1,7 +1,7 @@
 """Answers that are a JSON list of objects, read strictly, and boxes in them matched with the true ones.
 
 Such an answer is often cut short, or goes wrong somewhere. What counts is how far it is right: `read_object_list` says
-where the last whole object ends and why the list did not go on. Text is never repaired.
+where the last whole object ends and why the list did not continue. Text is never repaired.
 
 An object is a box (`bbox_2d`: x1, y1, x2, y2, and a `label`), a polygon (`poly`), or invalid. Only boxes are matched.
 """

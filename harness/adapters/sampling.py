@@ -50,7 +50,7 @@ def require_unfiltered(params: Mapping[str, Any], owner: str) -> None:
     """Raise `AdapterError` naming the first parameter that filters tokens."""
     for name in FILTERS:
         if is_filter(name, params.get(name)):
-            raise AdapterError(f"{owner}{name}={params[name]!r} cannot be kept: {FILTERED}")
+            raise AdapterError(f"{owner}{name}={params[name]!r} is not supported: {FILTERED}")
 
 
 def require_no_masks(sample: Sample, trainer: str) -> None:
@@ -76,7 +76,7 @@ def session_sampling(params: Mapping[str, Any]) -> Json:
         if value is None or name in ABOUT_TEXT:
             continue
         if name not in NAMES:
-            raise AdapterError(f"sampling parameter {name!r} cannot be kept; expected some of {', '.join(NAMES)}")
+            raise AdapterError(f"sampling parameter {name!r} is not supported; expected some of {', '.join(NAMES)}")
         ours, convert = NAMES[name]
         sampling[ours] = convert(value)
     return sampling

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.suite.scenarios.folder import ScenarioFolder
     from harness.types import Json, Message
 
-_Out = Annotated[Path, options.option("HARNESS_OUT", "A folder for what it leaves behind.")]
+_Out = Annotated[Path, options.option("HARNESS_OUT", "Output folder.")]
 
 _TOKEN_DELAY_S = 0.02
 """Delay of the engine: a turn takes a third of a second, long enough to abort."""
@@ -93,7 +93,7 @@ async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
         output.say(f"{len(first)} games on the scripted engine:")
         for rollout in await asyncio.gather(*map(manager.run, first)):
             _tell(rollout)
-        output.say("one that is aborted in the middle of a turn:")
+        output.say("a game that is aborted in the middle of a turn:")
         pending = asyncio.create_task(manager.run(last))
         async with asyncio.timeout(_DEADLINE_S):
             # The engine has no callback for this.
@@ -101,9 +101,9 @@ async def _play(folder: "ScenarioFolder", store: Path, tokenizer: Path) -> str:
                 await asyncio.sleep(_TOKEN_DELAY_S / 4)
         report = await manager.abort([pending], keep=Keep.SESSIONS)
         _tell(report.rollouts[0])
-        output.say("taken up again, by an agent that begins anew:")
+        output.say("the same game, resumed by a restarted agent:")
         again = secrets.token_hex(16)
-        engine.play_from(again, _CUT_AFTER_ANSWERS + 1)  # it goes on in the step that was cut
+        engine.play_from(again, _CUT_AFTER_ANSWERS + 1)  # it continues in the step that was cut
         resumed = replace(
             last,
             resumes=report.rollouts[0].session_id,

@@ -16,12 +16,16 @@ app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.",
 
 _Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.")]
 _Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Handed to the server as they are.")
+    list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="Passed to the server unchanged.")
 ]
 _Model = Annotated[str, options.option("HARNESS_MODEL", "Catalogue name, folder or hub id.")]
-_Port = Annotated[int | None, typer.Option(min=1, max=65535, help="On the loopback interface.  [default: a free one]")]
-_Env = Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="For the server; may be repeated.")]
-_Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed when there is one lane.")]
+_Port = Annotated[
+    int | None, typer.Option(min=1, max=65535, help="Port on the loopback interface.  [default: a free one]")
+]
+_Env = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the server; may be repeated.")
+]
+_Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed if only one lane is up.")]
 
 
 @app.command("up")
@@ -33,7 +37,7 @@ def up(
     port: _Port = None,
     dtype: Annotated[str, typer.Option(help="`float32`, or `bfloat16`, which rounds.")] = "float32",
     env: _Env = None,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds it may take until it generates.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds to wait until it generates.")] = 600.0,
     as_json: options.Json = False,
 ) -> None:
     """Start a server, installing its engine first if missing, and print the address once it generates.
@@ -57,7 +61,7 @@ def up(
     folder = fetch(model)
     spec = LaneSpec(LaneEngine(engine), folder, port, Dtype(dtype), variables, tuple(arguments or ()))
     lane = asyncio.run(start_lane(spec, say=output.say, deadline_s=deadline))
-    output.say(f"use it with --engine {lane.provider}; end it with: harness engine down {lane.name}")
+    output.say(f"use it with --engine {lane.provider}; stop it with: harness engine down {lane.name}")
     output.print_result(lane.to_json(), lane.url, as_json=as_json)
 
 
@@ -97,7 +101,7 @@ def list_lanes(as_json: options.Json = False) -> None:
 
 @app.command("doctor")
 def doctor(
-    url: Annotated[str, typer.Argument(help="Address of a SGLang or vLLM server.")],
+    url: Annotated[str, typer.Argument(help="Address of an SGLang or vLLM server.")],
     *,
     model: EngineModel = None,
     as_json: options.Json = False,

@@ -11,9 +11,7 @@ import typer
 from harness.cli import options, output
 from harness.errors import RunError
 
-_Directory = Annotated[
-    Path, typer.Argument(metavar="[DIR]", help="A folder that is empty, or is made.", show_default=False)
-]
+_Directory = Annotated[Path, typer.Argument(metavar="[DIR]", help="New or empty folder.", show_default=False)]
 
 _STARTER = "starter"
 _SCRIPT_FILE = "script.toml"

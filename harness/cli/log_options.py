@@ -27,7 +27,7 @@ _LogLevel = Annotated[
     typer.Option(
         "--log-level",
         envvar="HARNESS_LOG_LEVEL",
-        help="Log from this level on; -v and -q go before it.",
+        help="Lowest level to log; -v and -q take precedence.",
         rich_help_panel=_PANEL,
     ),
 ]

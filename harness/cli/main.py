@@ -136,7 +136,7 @@ def _fail(message: str, code: str, exit_code: ExitCode) -> None:
     if os.environ.get("HARNESS_DEBUG"):
         traceback.print_exc()
     elif exit_code is ExitCode.INTERNAL:
-        message = f"{message}; HARNESS_DEBUG=1 shows where"
+        message = f"{message}; set HARNESS_DEBUG=1 for a traceback"
     if message and "--shard" not in sys.argv:  # the front prints a shard's error, in the same words
         output.say(f"harness: {message}")
     if "--json" in sys.argv:

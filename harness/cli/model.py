@@ -25,7 +25,7 @@ def list_models(as_json: options.Json = False) -> None:
 
 
 @app.command("get")
-def get(name: Annotated[str, typer.Argument(help="A name of the catalogue.")], as_json: options.Json = False) -> None:
+def get(name: Annotated[str, typer.Argument(help="Name in the catalogue.")], as_json: options.Json = False) -> None:
     """Fetch a model into the cache, unless it is there, and print its folder."""
     from harness.cli.download import open_download_progress
     from harness.lab.models import get_model

@@ -93,7 +93,9 @@ def tokenizer_option(text: str) -> Any:
 
 ReadsTokens = Annotated[
     Path | None,
-    tokenizer_option("Reads the tokens: a folder, or a model of the catalogue.  [default: the one on record]"),
+    tokenizer_option(
+        "Tokenizer that decodes the tokens: a folder, or a model of the catalogue.  [default: the recorded one]"
+    ),
 ]
 
 Server = Annotated[str, option("HARNESS_SERVER", "A session server, a front or a router.", metavar="URL")]
@@ -151,9 +153,9 @@ class ServerOptions:
         ),
     ] = None
     host: Annotated[str, typer.Option(envvar="HARNESS_HOST")] = "127.0.0.1"
-    port: Annotated[int, option("HARNESS_PORT", "0 takes a free one.", min=0, max=65535)] = 8000
+    port: Annotated[int, option("HARNESS_PORT", "0 picks a free one.", min=0, max=65535)] = 8000
     public_url: Annotated[
-        str | None, option("HARNESS_PUBLIC_URL", "Address under which agents reach the server, as behind a proxy.")
+        str | None, option("HARNESS_PUBLIC_URL", "Public address of the server, for agents behind a proxy.")
     ] = None
     store: Annotated[str, option("HARNESS_STORE", "SQLite file that keeps the sessions, or `memory`.")] = "memory"
     pause_timeout: Annotated[
@@ -163,16 +165,16 @@ class ServerOptions:
         float, option("HARNESS_DRAIN_GRACE", "Seconds after a drain that an engine may keep a turn.", min=0)
     ] = 20.0
     stop_grace: Annotated[
-        float, option("HARNESS_STOP_GRACE", "Seconds that turns in flight may go on after the signal to end.", min=0)
+        float, option("HARNESS_STOP_GRACE", "Seconds that turns in flight get to finish after a stop signal.", min=0)
     ] = 5.0
     write_timeout: Annotated[
-        float, option("HARNESS_WRITE_TIMEOUT", "Seconds after which a client that reads nothing counts as gone.", min=0)
+        float, option("HARNESS_WRITE_TIMEOUT", "Seconds until a client that reads nothing is disconnected.", min=0)
     ] = 60.0
     admin_token: Annotated[
         str | None,
         option(
             "HARNESS_ADMIN_TOKEN",
-            "Token for all but model calls.  [default: made at each start and printed]",
+            "Token for everything but model calls.  [default: generated at each start and printed]",
             callback=yields_to("no_auth"),
         ),
     ] = None
@@ -180,7 +182,7 @@ class ServerOptions:
         bool,
         option(
             "HARNESS_NO_AUTH",
-            "On loopback: every client may do everything, agents too.",
+            "Loopback only: every client, agents included, may do everything.",
             "--no-auth",
             callback=yields_to("admin_token"),
         ),
@@ -228,7 +230,7 @@ class ServerOptions:
         option("HARNESS_STREAMING", "Stream when a turn is durable (`recorded`), or text as it is sampled (`live`)."),
     ] = "recorded"
     idle_hours: Annotated[
-        float, option("HARNESS_IDLE_HOURS", "Close an unused session after so long; 0 keeps it.", min=0)
+        float, option("HARNESS_IDLE_HOURS", "Hours until an unused session is closed; 0 keeps it.", min=0)
     ] = 24.0
     idle_page_out: Annotated[
         float,
@@ -237,7 +239,7 @@ class ServerOptions:
         ),
     ] = 0.0
     keep_days: Annotated[
-        float, option("HARNESS_KEEP_DAYS", "Delete closed sessions from the store after so long; 0 keeps them.", min=0)
+        float, option("HARNESS_KEEP_DAYS", "Days until a closed session is deleted from the store; 0 keeps it.", min=0)
     ] = 30.0
     otlp: Otlp = None
     engine_key: Annotated[

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.tokens.chat_tokenizer import FamilyDescription
     from harness.tokens.verify import PropertyResult
 
-app = typer.Typer(help="Check that what is promised holds for a model.", no_args_is_help=True)
+app = typer.Typer(help="Check the harness's guarantees for a model.", no_args_is_help=True)
 
 _Tokenizer = Annotated[
     Path, options.tokenizer_option("Tokenizer and chat template: a folder, or a model of the catalogue.")
@@ -67,7 +67,9 @@ def engine(
     ] = "smollm2-135m-instruct",
     tokens: Annotated[int, typer.Option(min=1, help="Length of each continuation.")] = 40,
     atol: Annotated[float, typer.Option(min=0, help="Largest difference of two logprobs, in nats.")] = 1e-3,
-    top_k: Annotated[int, typer.Option(min=1, help="Where tokens differ, how good the other's must be.")] = 5,
+    top_k: Annotated[
+        int, typer.Option(min=1, help="Worst rank that a differing token may have with the other engine.")
+    ] = 5,
     as_json: options.Json = False,
 ) -> int:
     """Continue the same prompts greedily with both engines; exit code 1 if they are not close.
@@ -117,7 +119,7 @@ def _print_tokens(family: "FamilyDescription", results: "list[PropertyResult]") 
         output.print_text(f"note         {note}")
     for result in results:
         counts = f"{result.cases} conversations, {result.refused} refused, {result.branched} branch"
-        counts += "; too many refused to tell" * (result.mismatch is None and not result.holds)
+        counts += "; too many refused to decide" * (result.mismatch is None and not result.holds)
         output.print_text(f"{'pass' if result.holds else 'FAIL'}  {result.checked_property:50}  {counts}")
         if result.mismatch is not None:
             output.print_text(f"      in       {result.mismatch.conversation}")

@@ -141,7 +141,7 @@ class BlockReader:
                     redacted.append(data)
                 case _ToolUse():
                     if block.id and block.id in ids:
-                        raise MalformedRequest(f"{place}: expected a different id for each call", param=place)
+                        raise MalformedRequest(f"{place}: expected a unique id for each call", param=place)
                     ids.add(block.id)
                     arguments = self.record.spell_arguments(block.id, block.input, f"{place}.input")
                     function = {"name": block.name, "arguments": arguments}

@@ -133,7 +133,7 @@ class _MessagesStream:
         usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}  # known at the end
         message = {"id": f"msg_{head.response_id}", "type": "message", "role": "assistant", "model": head.model}
         events = [_start(message | {"usage": usage}), *_block_events({"content": blocks}, Said())]
-        # The last block may go on. Until content arrives, it is also unknown whether a text block follows.
+        # The last block may continue. Until content arrives, it is also unknown whether a text block follows.
         last = "content_block_stop" if self._said.content else "signature_delta"
         until = max(i for i, each in enumerate(events) if last in (each["type"], each.get("delta", {}).get("type")))
         return b"".join(self._write(events[:until]))

@@ -175,7 +175,7 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _OfferedT
             continue
         if not tool.name or tool.name in names:
             param = f"tools[{number}].name"
-            wrong = "another tool has this name" if tool.name else "expected the name of the tool, got none"
+            wrong = "duplicate name" if tool.name else "expected the name of the tool, got none"
             raise MalformedRequest(f"{param}: {wrong}", param=param)
         names.add(tool.name)
         schema = tool.input_schema

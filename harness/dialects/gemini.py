@@ -135,7 +135,7 @@ def _logprobs_result(answer: ModelAnswer) -> Json:
 class _GeminiStream:
     """Writer of one answer as several, each an event or an element of an array."""
 
-    has_told_id = False  # it is in every piece, and nothing goes on from it
+    has_told_id = False  # it is in every piece, and nothing continues from it
 
     def __init__(self, dialect: Gemini, head: AnswerHead) -> None:
         self._dialect = dialect

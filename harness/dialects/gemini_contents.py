@@ -138,7 +138,7 @@ def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
     message: Json = {"role": "assistant", "content": "".join(part.text or "" for part in parts if not part.thought)}
     calls = _find_calls(placed, unit.number)
     if len({call_id for _, _, call_id in calls}) < len(calls):
-        raise MalformedRequest(f"{place}: expected a different id for each call of the reply", param=place)
+        raise MalformedRequest(f"{place}: expected a unique id for each call of the reply", param=place)
     if calls:
         message["tool_calls"] = []
     for where, call, call_id in calls:

@@ -234,7 +234,7 @@ def _read_functions(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple
         place = f"tools.{_FUNCTIONS}[{number}]"
         said = decode_json(_function_decoder, respell(raw), place)
         if not said.name or said.name in tools:
-            wrong = "another function has this name" if said.name else "expected the name of the function, got none"
+            wrong = "duplicate name" if said.name else "expected the name of the function, got none"
             raise MalformedRequest(f"{place}.name: {wrong}", param=f"{place}.name")
         check_json([said.parameters, said.parameters_json_schema], place, limits.json_depth)
         parameters = said.parameters_json_schema or json_schema(said.parameters)

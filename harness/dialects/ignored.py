@@ -21,15 +21,15 @@ LONGEST_NOTE = 500
 """Most bytes of a noted name, and of a value's JSON."""
 _LEVELS = 16
 _REASONS: Mapping[str, str] = {
-    "functions are offered as `tools`": "functions",
-    "a call is asked for with `tool_choice`": "function_call",
-    "the answer's schema is asked for with `response_format`": "guided_json guided_regex guided_choice guided_grammar"
+    "use `tools`": "functions",
+    "use `tool_choice`": "function_call",
+    "use `response_format`": "guided_json guided_regex guided_choice guided_grammar"
     " structured_outputs regex ebnf json_schema",
-    "this dialect has another field for the answer's schema": "response_format",
+    "use this dialect's own field for the answer's schema": "response_format",
     "such logprobs are not the model's": "repetition_penalty frequency_penalty presence_penalty length_penalty"
     " bad_words allowed_token_ids logit_bias custom_logit_processor custom_params vllm_xargs logits_processors"
     " no_repeat_ngram_size typical_p top_a watermark watermarking",
-    "a session's `sampling` has it, or another field": "temperature top_p top_k min_p seed stop stop_sequences"
+    "set it in the session's `sampling`, or use another field": "temperature top_p top_k min_p seed stop stop_sequences"
     " min_tokens min_new_tokens max_tokens max_completion_tokens max_output_tokens max_new_tokens stop_token_ids",
     "a turn ends where the model, a stop string or a limit ends it": "ignore_eos stop_regex thinking_token_budget"
     " repetition_detection",
@@ -38,13 +38,13 @@ _REASONS: Mapping[str, str] = {
     "the template writes them": "add_special_tokens",
     "the operator chooses the model": "lora_path",
     "the prompt has messages and tools only": "documents",
-    "beams are no samples of the model": "use_beam_search",
+    "beam search does not sample from the model": "use_beam_search",
     "each answer is one sample": "best_of n",
     "nothing but text can be recorded": "modalities audio",
     "the model sees the whole prompt": "truncate_prompt_tokens",
     "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt prefix suffix",
-    "`chat_template_kwargs` or the session's `template_variables` set it": "enable_thinking thinking",
-    "the operator chooses it, `harness serve --template`": "chat_template",
+    "set it in `chat_template_kwargs` or the session's `template_variables`": "enable_thinking thinking",
+    "the operator sets it with `harness serve --template`": "chat_template",
     "only chat completions set variables of the template, or the session does": "chat_template_kwargs reasoning_effort",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}

@@ -281,7 +281,7 @@ def check_calls(read: Iterable[tuple[str, Message]]) -> None:
         calls = message.get("tool_calls") or () if message["role"] == "assistant" else ()
         ids = [call["id"] for call in calls if call["id"]]
         if len(set(ids)) < len(ids):
-            raise MalformedRequest(f"{field_name}: expected a different id for each call", param=field_name)
+            raise MalformedRequest(f"{field_name}: expected a unique id for each call", param=field_name)
 
 
 def said_arguments(text: str | None) -> str:

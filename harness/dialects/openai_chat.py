@@ -87,7 +87,7 @@ class OpenAIChat:
 
 
 class _ChatStream:
-    has_told_id = False  # it is in every chunk, and nothing goes on from it
+    has_told_id = False  # it is in every chunk, and nothing continues from it
 
     def __init__(self, dialect: OpenAIChat, head: AnswerHead) -> None:
         self._dialect = dialect

@@ -318,7 +318,7 @@ def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Jso
     for i, tool in enumerate(tools):
         if tool.function.name in names:
             field = f"tools[{i}].function.name"
-            raise MalformedRequest(f"{field}: another tool has this name", param=field)
+            raise MalformedRequest(f"{field}: duplicate name", param=field)
         names.add(tool.function.name)
         formed.append(msgspec.to_builtins(tool))
         # A function may say more, such as `return`, which templates show.

@@ -186,7 +186,7 @@ def _check_call_id(item: Item, calls: set[str]) -> None:
         raise MalformedRequest(f"{field}: expected the id of a call, got none", param=field)
     if item.type in _CALLS:
         if item.call_id in calls:
-            raise MalformedRequest(f"{field}: another call has this id: {item.call_id[:64]!r}", param=field)
+            raise MalformedRequest(f"{field}: duplicate call id: {item.call_id[:64]!r}", param=field)
         calls.add(item.call_id)
 
 

@@ -162,11 +162,11 @@ def _raw(value: object) -> msgspec.Raw:
 
 def _refuse_unsupported(wire: _ResponsesBody) -> None:
     refusals = (
-        ("background", wire.background, "expected false: an answer is given to the request that asks for it"),
+        ("background", wire.background, "expected false: an answer goes to the request itself"),
         ("conversation", _is_given(wire.conversation), "expected none; send the items, or previous_response_id"),
         ("prompt", _is_given(wire.prompt), "expected none; send its text as instructions and input"),
         ("n", wire.n not in (None, 1), "expected 1; create one session per sample"),
-        ("logit_bias", _is_given(wire.logit_bias), "expected none: it would be no sample of the model"),
+        ("logit_bias", _is_given(wire.logit_bias), "expected none: tokens must be sampled from the model itself"),
         ("modalities", wire.modalities not in (None, [], ["text"]), "expected text: nothing else can be recorded"),
     )
     for name, is_asked, message in refusals:

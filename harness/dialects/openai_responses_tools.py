@@ -122,7 +122,7 @@ class ToolList:
         if not name:
             raise MalformedRequest(f"{field}.name: expected the name of the tool, got none", param=f"{field}.name")
         if form.function in self._offered:
-            raise MalformedRequest(f"{field}.name: another tool has this name", param=f"{field}.name")
+            raise MalformedRequest(f"{field}.name: duplicate name", param=f"{field}.name")
         self._offered[form.function] = _Offered(form, raw, field)
 
     @property

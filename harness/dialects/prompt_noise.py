@@ -1,4 +1,4 @@
-"""Noise at the head of a prompt: text that a client puts there anew with every request.
+"""Noise at the head of a prompt: text that a client changes with every request.
 
 Without a common prefix each call would be its own root. Content rules identify noise, whichever client sends it, in
 system and developer prompts only. It is removed before histories are compared, so neither engine nor record has it.

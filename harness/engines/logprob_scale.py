@@ -56,8 +56,8 @@ async def limit_test_time(engine: str, seconds: float) -> AsyncIterator[None]:
             yield
     except TimeoutError:
         raise EngineUnavailable(
-            f"{engine} answers, and has not generated a token within {seconds:g} s: is it paused? The"
-            " client that paused it may still work on it; if none does, continue it (SGLang: POST"
+            f"{engine} answers, but generated no token within {seconds:g} s: is it paused? The"
+            " client that paused it may still use it; if not, continue it (SGLang: POST"
             " /continue_generation {}, vLLM: POST /resume, or `harness serve --continue-engines`)"
         ) from None
 

@@ -32,7 +32,7 @@ class TeachAfter(StrEnum):
     """Time when a teacher scores."""
 
     TURN = "turn"
-    """Each turn, while the agent goes on."""
+    """Each turn, while the agent continues."""
     END = "end"
     """All turns, when their samples are collected."""
 

@@ -121,5 +121,5 @@ def require_space(directory: Path, needed: int) -> None:
 
 def storage_error(directory: Path, error: OSError) -> ModelError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ModelError(f"no space left in {directory}; free some or point HARNESS_CACHE elsewhere")
+        return ModelError(f"no space left in {directory}; free some space or point HARNESS_CACHE elsewhere")
     return ModelError(f"cannot write to {directory} ({error}); point HARNESS_CACHE to a writable directory")

@@ -32,7 +32,7 @@ def hold_lock(path: Path, on_wait: Callable[[], object] = lambda: None) -> Itera
 
 @asynccontextmanager
 async def hold_lock_async(path: Path, on_wait: Callable[[], object]) -> AsyncIterator[None]:
-    """Hold a lock while the loop goes on."""
+    """Hold a lock while the loop continues."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         if not try_lock(file):

@@ -42,7 +42,7 @@ async def run(
             cwd=cwd,
             start_new_session=True,
         )
-        watchdog.watch(process.pid)  # an orphaned installer would go on writing where the next one works
+        watchdog.watch(process.pid)  # an orphaned installer would continue writing where the next one works
         try:
             async with asyncio.timeout(deadline_s):
                 code = await process.wait()

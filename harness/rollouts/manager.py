@@ -150,7 +150,7 @@ class SessionManager:
     async def fork(
         self, session_id: str, task: AgentTask, *, turn: int, count: int, edits: Mapping[int, str] | None = None
     ) -> list[Rollout]:
-        """Run `task` `count` times at once with the record of an ended session up to `turn`, which is sampled anew.
+        """Run `task` `count` times at once with the record of an ended session up to `turn`, which is resampled.
 
         Inherited tokens have mask 0: the forked session trains them. `edits` are other texts of messages that `turn`
         adds, by their index in the conversation. Each fork has its own directory `fork-N` in `workdir`, and

@@ -16,9 +16,7 @@ class PackStream:
 
     def __init__(self, packing_length: int, lookahead: int = 64, position_rows: int = 1) -> None:
         if packing_length < 1 or lookahead < 0:
-            raise SegmentError(
-                f"packing_length is at least 1 and lookahead at least 0, these are {packing_length} and {lookahead}"
-            )
+            raise SegmentError(f"expected packing_length >= 1 and lookahead >= 0, got {packing_length} and {lookahead}")
         self.packing_length = packing_length
         self.lookahead = lookahead
         self._position_rows = position_rows

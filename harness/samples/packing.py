@@ -188,9 +188,9 @@ class _Rooms:
 def _check_lengths(lengths: Sequence[int] | npt.NDArray[np.integer], packing_length: int) -> _Lengths:
     sizes = np.asarray(lengths, dtype=np.int64)
     if packing_length < 1:
-        raise SegmentError(f"packing_length is at least 1, this one is {packing_length}")
+        raise SegmentError(f"packing_length: expected at least 1, got {packing_length}")
     if sizes.size and sizes.min() < 1:
-        raise SegmentError(f"a segment has at least one token, number {int(sizes.argmin())} has {sizes.min()}")
+        raise SegmentError(f"expected at least one token in a segment, number {int(sizes.argmin())} has {sizes.min()}")
     if sizes.size and sizes.max() > packing_length:
         at = int(sizes.argmax())
         raise SegmentError(f"segment {at} has {sizes[at]} tokens; packing_length is {packing_length}")

@@ -45,7 +45,7 @@ class Pack(TokenColumns):
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
         """Concatenate `segments`, numbered `numbers`. Raises `SegmentError` for none."""
         if not segments:
-            raise SegmentError("a pack has at least one segment")
+            raise SegmentError("expected at least one segment in a pack, got none")
         lengths = [len(segment) for segment in segments]
         positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
         return cls(

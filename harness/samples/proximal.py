@@ -155,7 +155,7 @@ def staleness(behavior: Versions, proximal: Versions, live: int | None) -> Stale
     if not is_sampled.any():
         return None
     sampled = behavior[is_sampled]
-    # The live version may be unknown, or older on an engine that counts anew: no lag is below 0.
+    # The live version may be unknown, or older on an engine that restarts its count: no lag is below 0.
     newest = max(int(sampled.max()), NOT_SAMPLED if live is None else live)
     return Staleness(
         newest,

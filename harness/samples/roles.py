@@ -322,11 +322,7 @@ def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
     other_client = "" if comes_back else _other_client(main, context.caller, context.signature, context.waits)
     is_sub = waiting is not None and has_own_system
     rows: tuple[tuple[object, Role, str], ...] = (
-        (
-            says_nothing and is_beside,
-            Role.SIDE,
-            "nothing of the main line is in it, and its text is used nowhere later",
-        ),
+        (says_nothing and is_beside, Role.SIDE, "nothing of the main line is in it, and its text is not used later"),
         (
             is_alike and not (other_client and waiting is not None),
             Role.MAIN,
@@ -337,14 +333,14 @@ def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
         (
             context.held and context.has_tools == main.has_tools and (comes_back or has_several or not seen.extends),
             Role.MAIN,
-            f"goes on from turn {max(context.held, default=0)} with another system prompt or other tools",
+            f"continues turn {max(context.held, default=0)} with another system prompt or other tools",
         ),
         (is_sub and context.has_tools, Role.SUBAGENT, f"its own system prompt and tools, while turn {waiting} waited"),
         (is_sub and last in seen.results, Role.SUBAGENT, f"its text is a result that turn {waiting} waited for"),
-        (has_several or (is_linked and not seen.extends), Role.MAIN, "a further conversation of the agent's client"),
+        (has_several or (is_linked and not seen.extends), Role.MAIN, "another conversation of the agent's client"),
     )
     found = (CallRole(role, evidence) for holds, role, evidence in rows if holds)
-    return next(found, CallRole(Role.SIDE, "its text is used nowhere later"))
+    return next(found, CallRole(Role.SIDE, "its text is not used later"))
 
 
 def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRole]) -> None:
@@ -360,7 +356,7 @@ def _place_calls(lines: Sequence[_Line], main: _Context, roles: dict[int, CallRo
     for line, turn in calls:
         role = line.placed
         if turn.index in summaries:
-            role = CallRole(Role.COMPACTION, f"its text stands in the prompt of turn {summaries[turn.index]}")
+            role = CallRole(Role.COMPACTION, f"its text is in the prompt of turn {summaries[turn.index]}")
         elif role.role is not Role.STRAY and turn.index not in extended:
             accepted = kinds.get(_kind(line, turn, main))
             taken = max(

@@ -70,12 +70,12 @@ class Segment(TokenColumns):
             object.__setattr__(self, name, _as_column(name, getattr(self, name), dtype))
         size = self.ids.size
         if not size:
-            raise SegmentError("a segment has at least one token, this one has none")
+            raise SegmentError("expected at least one token in a segment, got none")
         for name in COLUMNS:
             if (length := getattr(self, name).size) != size:
                 raise SegmentError(f"{name} has {length} values for {size} tokens; expected one for each")
         if self.loss_mask.max() > 1:
-            raise SegmentError(f"loss_mask holds 0 and 1, this one has {self.loss_mask.max()}")
+            raise SegmentError(f"loss_mask: expected 0 and 1, got {self.loss_mask.max()}")
         if self.loss_mask[0]:
             raise SegmentError(
                 "the first token is to be trained, but no logits come before it; its loss_mask must be 0"

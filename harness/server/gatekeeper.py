@@ -198,7 +198,7 @@ class Gatekeeper:
             finally:
                 self._count(work, session, -1)
         if answer() is GateAnswer.REFUSE:
-            raise GateClosed(f"the server is {self.gate.state}; ask again later", retry_after_s=_RETRY_AFTER_S)
+            raise GateClosed(f"the server is {self.gate.state}; retry later", retry_after_s=_RETRY_AFTER_S)
 
     def _count(self, work: Work, session: Session | None, change: int) -> None:
         self.held_by_work[work] += change

@@ -144,7 +144,7 @@ class ModelCalls:
         if not turns or not session.serves(turns[-1]):
             raise ResponseNotFound(response_id)
         if request.query_params.get("stream", "false") != "false":
-            raise MalformedRequest("stream: expected false, a stored answer is given whole", param="stream")
+            raise MalformedRequest("stream: expected false, a stored answer is not streamed", param="stream")
         asked = ModelRequest(dialect.name, (), (), ToolMode.AUTO, None, SamplingWishes(), False, self._turns.model)
         token_text = self._turns.chat_tokenizer.tokenizer.token_text
         return json_response(dialect.answer(ModelAnswer(asked, turns[-1], self._turns.model, token_text)))

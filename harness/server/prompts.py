@@ -43,7 +43,7 @@ TAIL = 256
 
 _LARGE_BODY = 100_000  # new bytes, read in a few milliseconds
 _LARGEST_ALIKE = 400_000  # bytes; if none of them is known after all, they block the loop for some milliseconds
-_LARGEST_KNOWN = 1_000_000  # bytes, found in a millisecond; with other tools they are read anew, in 16
+_LARGEST_KNOWN = 1_000_000  # bytes, found in a millisecond; with other tools they are read again, in 16
 _MANY_OBJECTS = 2_000  # braces: messages, tools and calls, each of which costs more than its bytes
 _LONG_TEXT = 20_000  # characters, rendered and encoded in a few milliseconds
 _BYTES_PER_TOKEN = 4  # of earlier messages, which cost as much as a body
@@ -73,7 +73,7 @@ class HeavyWork:
             if self._held_bytes and self._held_bytes + size_bytes > self._most_bytes:
                 raise ServerBusy(
                     f"{self._held_bytes} bytes of requests wait to be read and encoded; expected at most"
-                    f" {self._most_bytes} with this one of {size_bytes}; ask again in a moment"
+                    f" {self._most_bytes} with this one of {size_bytes}; retry in a moment"
                 )
             self._held_bytes += size_bytes
         self._metrics.heavy_work_began(size_bytes)

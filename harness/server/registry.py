@@ -47,7 +47,7 @@ SESSIONS_EXPIRED = "sessions_expired"
 
 log = get_logger(__name__)
 
-_NO_SUCH_KEY = "no session has this API key here; use the base_url and the api_key of the same POST /sessions"
+_NO_SUCH_KEY = "no session on this server has this API key; use the base_url and the api_key of the same POST /sessions"
 
 
 class SessionRegistry:
@@ -182,7 +182,7 @@ class SessionRegistry:
                 raise
             if not session.is_open:
                 await self.close(session, CloseReason.DRAINED)
-                raise GateClosed("the server was drained while the session was created; ask again later")
+                raise GateClosed("the server was drained while the session was created; retry later")
         self._metrics.sessions_created.inc()
         return session
 
@@ -206,7 +206,7 @@ class SessionRegistry:
     async def end(self, session: Session, *, within_s: float) -> None:
         """Close `session`, and end its turns in the engine, within `within_s`. Without the store, until a restart."""
         session.end()
-        self._turns.end(session, SessionClosing("the session was ended: its agent is done, its owner collects"))
+        self._turns.end(session, SessionClosing("the session was ended by its owner"))
         try:
             await self._store.set_phase(session)
         except StoreError as error:
@@ -316,7 +316,7 @@ class SessionRegistry:
                 param="session_id",
             )
         if session_id in self._held or session_id in self._quarantined:
-            raise MalformedRequest(f"session_id: there is a session {session_id}; choose another", param="session_id")
+            raise MalformedRequest(f"session_id: session {session_id} exists; choose another", param="session_id")
         return Session(session_id, API_KEY_PREFIX + self._new_digits(), config, self._clock())
 
     def _new_digits(self) -> str:
@@ -326,6 +326,6 @@ class SessionRegistry:
 
 def _damage_error(session: DamagedSession) -> SessionDamaged:
     return SessionDamaged(
-        f"session {session.session_id} cannot be read back from the store; the other sessions are served. DELETE closes"
-        " it, its rows stay for `sqlite3`"
+        f"session {session.session_id} cannot be read back from the store; other sessions are not affected."
+        " DELETE closes it; its rows stay in the store"
     )

@@ -82,7 +82,7 @@ class OwnSessions(SessionsApi):
             most = self._settings.limits.sessions
             if len(self._sessions) >= most and config.resumes is None:
                 raise TooMany(
-                    f"expected at most {most} sessions at one time (the server's limit `sessions`); delete some",
+                    f"expected at most {most} sessions at once (the server's limit `sessions`); delete some",
                     limit="sessions",
                 )
             # No `await` in between, so a drain meets either the gate or the session.

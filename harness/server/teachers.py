@@ -135,14 +135,14 @@ class Teacher:
                     self._problem = ""
                     for _ in range(_AT_ONCE):
                         workers.create_task(self._score_sessions(engine))
-            except* Exception as group:  # noqa: BLE001  # a provider may be the user's own, and other teachers go on
+            except* Exception as group:  # noqa: BLE001  # a provider may be the user's own, and other teachers continue
                 error: BaseException = group
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
                 pause_s = _FIRST_PAUSE_S if self._has_scored else pause_s
                 self._has_scored = False
                 self._problem = self._say("teacher_unavailable", error)
-                # Sessions stay queued for the next engine; collections that wait go on without it.
+                # Sessions stay queued for the next engine; collections that wait continue without it.
                 for session_id, done in self._done.items():
                     self._done[session_id] = asyncio.Event()
                     done.set()
@@ -156,7 +156,7 @@ class Teacher:
                 async with self._sessions.borrow(session_id) as session:
                     if session is not None:
                         await self._score_session(engine, session)
-            except (EngineUnavailable, EngineConnectionLost, asyncio.CancelledError):  # the next engine goes on
+            except (EngineUnavailable, EngineConnectionLost, asyncio.CancelledError):  # the next engine continues
                 self._queue.put_nowait(session_id)
                 raise
             except Exception as error:  # noqa: BLE001  # such as that of a selection function: this session goes without

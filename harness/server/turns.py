@@ -185,7 +185,7 @@ class TurnService:
         turn = served.turn
         if not session.serves(turn):
             raise TurnAborted(
-                f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; the session cannot go on from it"
+                f"turn {turn.index} was aborted after {turn.output_ids.size} tokens; no turn can follow it"
             )
         return served
 
@@ -199,7 +199,7 @@ class TurnService:
 
     async def _find_or_sample(self, call: ModelCall) -> ServedTurn:
         # A repeated body gets the outcome of the earlier call (I5). Each `await` may change what the call means, so the
-        # session decides anew after it.
+        # session decides again after it.
         has_looked_twice = False
         while True:
             call.client.require_there()

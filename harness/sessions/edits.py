@@ -23,7 +23,7 @@ def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
     if not inherits.edits:
         return replace(inherits, edits=earlier)
     if inherits.before is None:
-        raise _refusal("expected none without `before`, the turn that is sampled anew")
+        raise _refusal("expected none without `before`, the turn to resample")
     turn = previous.turn(inherits.before)
     branch = previous.branch(turn.parent)
     first = sum(len(each.messages_delta) + 1 for each in branch)
@@ -52,7 +52,7 @@ def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
 def apply_edits(
     edits: Sequence[Edit], messages: Sequence[Message], prefixes: Sequence[Prefix], form: NormalForm
 ) -> tuple[Sequence[Message], Sequence[Prefix]]:
-    """Return messages and prefixes of a call with those `edits` from whose place it goes on."""
+    """Return messages and prefixes of a call with those `edits` from whose place it continues."""
     for edit in sorted(edits, key=lambda edit: edit.message):
         if edit.message >= len(messages) or prefixes[edit.message + 1].key != edit.place:
             continue

@@ -190,7 +190,7 @@ class Gate:
                     f"the engines are paused by the hold of {other!r}: wait until it is released or runs out"
                 )
             if self.wakers:
-                raise EnginesHeld("the engines are being continued after a hold that left them paused; ask again")
+                raise EnginesHeld("the engines are being continued after a hold that left them paused; retry")
         kind = HoldKind.DRAIN if is_drain else HoldKind.PAUSE
         hold = replace(wanted, kind=kind, engines=engines)
         if mine is not None:

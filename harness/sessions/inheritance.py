@@ -31,7 +31,7 @@ class InheritanceEnd(StrEnum):
     RECORD = "record"
     """The record has no further answer there."""
     FORK = "fork"
-    """The fork samples this turn anew."""
+    """The fork resamples this turn."""
     DIFFERENCE = "difference"
     """A message differs."""
     TOOLS = "tools"
@@ -153,7 +153,7 @@ def require_one_heir(held: Iterable[Session], stored: str | None, inherits: Inhe
     rivals = (heir for heir, its in of_held if its and its.trained and its.session_id == inherits.session_id)
     rival = next(rivals, stored) if inherits.trained else None
     if rival is not None:
-        raise _refusal(f"a record without an heir, session {rival} went on with this one; inherit from that one")
+        raise _refusal(f"a record without an heir, session {rival} continued with this one; inherit from that one")
 
 
 def _require_forkable(previous: Session, before: int | None) -> None:

@@ -26,7 +26,7 @@ class Step:
             max_new_tokens=min(params.max_new_tokens, len(self.ids)),
             min_new_tokens=0,
             json_schema=None,
-            # An engine with other end-of-turn ids would go on, without ids to say.
+            # An engine with other end-of-turn ids would continue, without ids to say.
             stop_token_ids=(*params.stop_token_ids, *(self.ids[-1:] if self.ends_turn else ())),
         )
 

@@ -167,7 +167,7 @@ class Session:
         left = [index for index in waiting if point.parent in (None, self._tree.turn(index).parent)]
         if left and self.config.inherits is not None and self.config.inherits.strict:
             raise InheritanceEnded(
-                f"the restarted agent sent another request than the recorded one of turn {left[0]}; {len(left)}"
+                f"the restarted agent's request differs from the recorded one of turn {left[0]}; {len(left)}"
                 " recorded turns are left"
             )
         return None
@@ -335,7 +335,7 @@ class Session:
     def record(self, turn: Turn) -> NewOutput:
         """Add a turn's durable outcome; return its ledger entry."""
         known = self._tree.answered_as(turn.notes.response_id)
-        assert known is None or known.index == turn.index, "an id has one answer, which its client goes on from"
+        assert known is None or known.index == turn.index, "an id has one answer, which its client continues from"
         self.phase = advance(self.phase, Command.COMMIT)
         admission = self._in_flight.pop(turn.index)
         self._abandoned.discard(turn.index)

@@ -28,7 +28,7 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
         )
     if previous.turns_in_flight:
         raise MalformedRequest(
-            f"resumes: {len(previous.turns_in_flight)} turns of that session are still in flight; ask again when they"
+            f"resumes: {len(previous.turns_in_flight)} turns of that session are still in flight; retry when they"
             " have ended",
             param="resumes",
         )

@@ -1,4 +1,4 @@
-"""Stores of metrics that get the figures of each training step while training goes on.
+"""Stores of metrics that get the figures of each training step while training continues.
 
 Each needs the extra of its name. The keys are those of `telemetry.jsonl`, the step is the number of committed steps.
 Writing blocks.
@@ -102,7 +102,7 @@ def _open_trackio(run: Path) -> Iterator[ReportStep]:
 
 
 def _read_id(run: Path) -> str:
-    """Return the id by which a resumed run goes on in its curves."""
+    """Return the id by which a resumed run continues in its curves."""
     kept = run / "wandb.id"
     if not kept.exists():
         kept.write_text(uuid4().hex[:16])

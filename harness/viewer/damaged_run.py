@@ -27,5 +27,5 @@ def say_missing(what: str, missing: list[str]) -> Iterator[None]:
 def require_finite(number: float) -> float:
     """Return `number` from a file. Raises `ValueError` or `TypeError` if it is not finite."""
     if not math.isfinite(number):
-        raise ValueError(f"{number} is no time")
+        raise ValueError(f"{number} is not a time")
     return number

@@ -47,7 +47,7 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
     parted = [pair for pair in diff.pairs if pair.divergence is not None]
     same = sum(pair.compared for pair in diff.pairs) - len(parted)
     yield Text(
-        f"pairs: {same} with the same tokens, {len(parted)} that part, {len(diff.pairs) - same - len(parted)} unknown"
+        f"pairs: {same} with the same tokens, {len(parted)} diverge, {len(diff.pairs) - same - len(parted)} unknown"
     )
     for pair in parted[:_SHOWN]:
         yield from _parting(pair)
@@ -98,6 +98,6 @@ def _where(found: FirstDifference) -> str:
         case Part.TURNS:
             return f"turn {found.turn}, which one of them does not have"
         case Part.PARENT:
-            return f"turn {found.turn}, which go on from different turns"
+            return f"turn {found.turn}, which continue from different turns"
         case _:
             return f"turn {found.turn}, {found.part}, token {found.position}"

@@ -8,7 +8,7 @@ from harness.viewer.run_view import SessionLine
 
 _ENDS = {
     InheritanceEnd.RECORD: "the record has no further answer",
-    InheritanceEnd.FORK: "sampled anew",
+    InheritanceEnd.FORK: "resampled",
     InheritanceEnd.TOOLS: "other tools or template variables",
     InheritanceEnd.SAMPLING: "other sampling fields",
     InheritanceEnd.AGENT: "the agent ended without asking for the rest",

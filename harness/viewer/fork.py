@@ -1,4 +1,4 @@
-"""Forks of a recorded rollout: its record up to a turn, which is sampled anew several times, and scored.
+"""Forks of a recorded rollout: its record up to a turn, which is resampled several times, and scored.
 
 Scenario settings are the recorded ones; engine, agent and check are today's. Forks write nothing to the run: their own
 store begins with a copy of the session, unless a server of others has it. A fork whose agent leaves the record before
@@ -106,7 +106,7 @@ async def fork(
     say: Callable[[str], None],
     admin_token: str | None = None,
 ) -> list[Forks]:
-    """Sample `turn` of the session `name` of `run` anew, `count` times, with files in the folder `place`.
+    """Resample `turn` of the session `name` of `run` `count` times, with files in the folder `place`.
 
     Without `turn`, each trained turn, in order of admission. Raises `RunError` if the session lives, or if it, its
     prompt, its engine or its weights are not what they were, or has no such turn.
@@ -205,7 +205,7 @@ def _difference(record: Json, turn: int, fork: Rollout, variation: Variation, fo
         return None
     inherits = fork.session["inherits"]
     told = {**inherits, "difference": found.to_json()} if isinstance(found, Divergence) else inherits
-    return (told and end_words(told)) or "its last call: it did not come to the turn"
+    return (told and end_words(told)) or "its last call: it did not reach the turn"
 
 
 async def _score(planned: PlannedRollout, rollout: Rollout) -> Fork:

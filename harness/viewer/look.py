@@ -1,7 +1,7 @@
 """Views of a run directory or store. Reading writes and locks nothing.
 
-A run may go on, have been killed, or be of an older version or another machine. Each part is read separately: a missing
-or damaged part is a sentence in `RunView.missing`.
+A run may be in progress, killed, or of an older version or another machine. Each part is read separately: a missing or
+damaged part is a sentence in `RunView.missing`.
 """
 
 from collections.abc import Callable, Mapping
@@ -78,7 +78,7 @@ def find_tokenizer(recorded: TokenizerName, named: Path | None, missing: list[st
     """Return `named`, else the recorded tokenizer's folder. Adds to `missing`. Raises `TokenizerError`."""
     folder = named or (Path(recorded.name) if recorded.name else None)
     if folder is None:
-        missing.append("its tokenizer: it is not on record; name it with --tokenizer")
+        missing.append("its tokenizer: not recorded; name it with --tokenizer")
         return None
     try:
         digest = Tokenizer.load(folder).digest
@@ -118,7 +118,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     if directory.is_complete:
         status = read("its report", lambda: directory.read_result()["status"], None)
     else:
-        missing.append(f"its report: there is no {directory.result.name}, so it goes on, or was stopped")
+        missing.append(f"its report: there is no {directory.result.name}, so it continues, or was stopped")
     rollouts: dict[int, RolloutRecord] = {}
     stored: dict[str, StoredLine] = {}
     earlier: set[str | None] = set()

@@ -50,7 +50,7 @@ def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]
                 gone.append(error)
             raise
         if record.get("phase") == "unknown":
-            raise RunError(f"{address.url} does not have session {session_id} any more")
+            raise RunError(f"{address.url} no longer has session {session_id}")
         return SessionView.of(record)
 
     return look

@@ -226,7 +226,7 @@ def _tokens(view: RunView, seen: Sequence[SessionFigures], missing: list[str]) -
         figures |= _keyed("report/tokens", counts | {"unknown": ledger.unknown.tokens})
         figures |= _keyed("report/dropped", ledger.dropped)
         counts |= {f"dropped: {reason}": count for reason, count in sorted(ledger.dropped.items())}
-        counts |= {"perhaps sampled, never handed over": ledger.unknown.tokens}
+        counts |= {"possibly sampled, never received": ledger.unknown.tokens}
         rows = [[name, f"{count:,}"] for name, count in counts.items()] if ledger.generated else []
     return FigureTable("Tokens", ("fate", "tokens"), rows, figures if rows else {})
 
@@ -292,7 +292,7 @@ def _run_case(status: str | None) -> Case:
     if status == "passed":
         return Case("run", "status", CaseResult.PASSED)
     result = CaseResult.FAILED if status == "checks_failed" else CaseResult.ERROR
-    return Case("run", "status", result, status or "the run goes on, or was stopped")
+    return Case("run", "status", result, status or "the run continues, or was stopped")
 
 
 def _checks(told: Json) -> Iterator[Case]:

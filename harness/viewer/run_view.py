@@ -20,12 +20,12 @@ SHORT_ID = 8
 
 
 _WHY: Mapping[str, str] = {
-    CloseReason.DELETED: "its owner deleted it without a word on how it ended",
+    CloseReason.DELETED: "its owner deleted it without an outcome",
     CloseReason.DRAINED: "the server was drained while it was created",
-    CloseReason.IDLE: "it was not used for longer than the server keeps such sessions",
-    CloseReason.TAKEN_OVER: "another session went on with its turns",
+    CloseReason.IDLE: "it was unused for longer than the server keeps sessions",
+    CloseReason.TAKEN_OVER: "another session continued its turns",
     CloseReason.DAMAGED: "it could not be read back",
-    Phase.CLOSED: "it is closed, and the store is too old to say why",
+    Phase.CLOSED: "it is closed, and the store is too old to record why",
     Phase.CLOSING: "it was drained, and is not closed",
     Phase.ENDED: "its agent has ended, and it is not closed",
 }
@@ -44,7 +44,7 @@ class SessionLine:
     seed: int | None = None
     """Equal for the same prompt and place, in every run of a scenario with one seed."""
     outcome: str | None = None
-    """None if the rollout goes on, was killed, or has no reported end."""
+    """None if the rollout continues, was killed, or has no reported end."""
     state: str | None = None
     """Phase, or reason for closing, of a session without an outcome."""
     cause: str | None = None
@@ -67,7 +67,7 @@ class SessionLine:
     inherits: str | None = None
     """Earlier session with whose record it began."""
     forked_at: int | None = None
-    """Turn of that session that this one sampled anew; None for a further life."""
+    """Turn of that session that this one resampled; None for a further life."""
 
     @classmethod
     def of(cls, rollout: RolloutRecord, agent_log: Path | None, log_end: Sequence[str]) -> Self:
@@ -143,7 +143,7 @@ class RunView:
     """Requested path or server address."""
     sessions: Sequence[SessionLine]
     status: str | None = None
-    """None for a store, or if the run goes on or was killed."""
+    """None for a store, or if the run continues or was killed."""
     suite: str | None = None
     starts: Sequence[Json] = ()
     """`at` (Unix seconds) and `command` of each start and resumption."""

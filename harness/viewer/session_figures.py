@@ -62,7 +62,7 @@ def measure(session: SessionView) -> SessionFigures:
     parts = [each for each in map(split_seconds, session.turns) if each is not None]
     times = [[turn.created_at, turn.seconds, turn.held_before_s] for turn in timed]
     if not all(math.isfinite(each) for some in (*times, *parts) for each in some):
-        raise ValueError("a time that is none")
+        raise ValueError("an invalid time")
     return SessionFigures(
         prompts=[int(turn.prompt_length) for turn in session.turns],
         outputs=[turn.output_length for turn in session.turns],

@@ -73,7 +73,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
         yield Padding(by_itself("lives and forks", _family, family), (1, 0, 0, 0))
     if view.superseded:
         ids = ", ".join(str(line.session_id)[:SHORT_ID] for line in view.superseded)
-        yield Text(printable(f"superseded: {len(view.superseded)} sessions of attempts that were played again: {ids}"))
+        yield Text(printable(f"superseded: {len(view.superseded)} sessions of attempts that were rerun: {ids}"))
     if view.sessions:
         first = view.sessions[0]
         name = str(first.number) if first.number is not None else str(first.session_id)[:SHORT_ID]
@@ -94,7 +94,7 @@ def session_overview(
         facts.add_row(name, Text(printable(value)))
     said = list(missing)
     if session is not None:
-        with say_missing("what became of it", said):
+        with say_missing("its outcome", said):
             for row in _standing(session):
                 facts.add_row(*row)
     yield facts
@@ -160,7 +160,7 @@ def token_table(turn: TurnView, tokenizer: Tokenizer | None) -> RenderableType:
 def _family(lines: Sequence[tuple[SessionLine, int]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     for line, depth in lines:
-        kin = "" if line.inherits is None else "goes on" if line.forked_at is None else f"forks turn {line.forked_at}"
+        kin = "" if line.inherits is None else "continues" if line.forked_at is None else f"forks turn {line.forked_at}"
         reward = "" if line.reward is None else f"reward {line.reward:.3f}"
         name = f"{'  ' * (depth - 1)}+ " if depth else ""
         name += (line.session_id or "none")[:SHORT_ID]

@@ -217,7 +217,7 @@ async def _add(http: aiohttp.ClientSession, url: str, worker: Mapping[str, str])
 
 
 async def _say_if_it_ends(child: asyncio.subprocess.Process, url: str, log_file: Path) -> None:
-    # Sessions go on without a gateway; clients of the gateway do not.
+    # Sessions continue without a gateway; clients of the gateway do not.
     code = await child.wait()
     log.error("gateway_ended", extra={"gateway": url, "exit_code": code, "said": _tail(log_file)})
 

@@ -21,7 +21,7 @@ class Part:
     reward: float | None = 1.0
     raises: bool = False
     is_refused: bool = False
-    """It gets no session when it wants to go on from one."""
+    """It gets no session when it wants to continue from one."""
     is_deaf: bool = False
     """It ignores that it is ended, and obeys its cancellation only."""
     cut_as: OutcomeKind = OutcomeKind.DRAINED

@@ -1,4 +1,4 @@
-"""A rollout that goes on from a kept session and is cancelled: each token is in the books of the run once."""
+"""A rollout that continues from a kept session and is cancelled: each token is in the books of the run once."""
 
 import asyncio
 import sqlite3

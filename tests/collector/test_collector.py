@@ -300,7 +300,7 @@ async def test_a_collector_that_is_cancelled_while_it_is_left_gives_everything_b
 
 
 async def test_a_step_that_is_closed_as_it_begins_keeps_no_session_of_the_one_before():
-    """Nothing of it has run by then, and the sessions that it was to go on from are given back all the same."""
+    """Nothing of it has run by then, and the sessions that it was to continue from are given back all the same."""
     slow = Part(rounds=(0, 60, 0))
     source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
     rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)

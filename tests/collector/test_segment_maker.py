@@ -40,7 +40,7 @@ def ask(session: Session, messages: list[Any], text: str, **wishes: Any) -> list
 
 
 def two_branches() -> Session:
-    """Three turns: one, and two that go on from it."""
+    """Three turns: one, and two that continue from it."""
     session = new_session()
     first = [user("go")]
     take_turn(session, first, "one")
@@ -161,7 +161,7 @@ def test_advantages_of_a_group():
 def test_bounds_that_make_no_sense_are_refused():
     """When the maker is made."""
     for wrong in ({"packing_length": 0}, {"packing_length": 8, "max_staleness": -1}):
-        with pytest.raises(StepError, match="packing_length is at least 1 and max_staleness at least 0"):
+        with pytest.raises(StepError, match="expected packing_length >= 1 and max_staleness >= 0"):
             SegmentMaker(**wrong)
 
 

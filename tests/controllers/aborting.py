@@ -147,7 +147,7 @@ async def call(base_url: str, messages: list[Json]) -> httpx.Response:
 
 
 async def cooperate(base_url: str, **_: Any) -> Json:
-    """An agent that goes on until its first refusal, and returns the code of it."""
+    """An agent that continues until its first refusal, and returns the code of it."""
     messages: list[Json] = [{"role": "user", "content": "go"}]
     while (answer := await call(base_url, messages)).status_code == 200:
         messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "more"}]

@@ -286,7 +286,7 @@ class FakeServer:
     async def _stream(self, request: web.Request, chunks: AsyncGenerator[Json]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        with suppress(ClientConnectionResetError):  # the reader has gone; what it wanted goes on until it is aborted
+        with suppress(ClientConnectionResetError):  # the reader has gone; what it wanted continues until it is aborted
             async with aclosing(chunks):
                 async for chunk in chunks:
                     content = self._content(chunk)

@@ -1,7 +1,7 @@
 """Fake engine servers that a gateway takes for real ones; as a program, one of them in a process of its own.
 
 `worker_program.py sglang|vllm PORT TOKEN_DELAY_S` prints its URL on one line once it answers, then serves until it is
-killed; port 0 takes a free one. `GET /seen` says what a worker was asked: paths, and the bodies that arrived.
+killed; port 0 picks a free one. `GET /seen` says what a worker was asked: paths, and the bodies that arrived.
 """
 
 import asyncio

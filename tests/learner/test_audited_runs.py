@@ -1,4 +1,4 @@
-"""Audits of runs: while they go on, by command afterwards, and what the viewer shows of them."""
+"""Audits of runs: while they continue, by command afterwards, and what the viewer shows of them."""
 
 import asyncio
 import json

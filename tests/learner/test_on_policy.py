@@ -58,7 +58,7 @@ def write_model(directory: Path) -> Path:
 
 
 async def talk(base_url: str, prompt: str, **_: object) -> Json:
-    """Some turns, as long as the session goes on."""
+    """Some turns, as long as the session continues."""
     messages: list[Json] = [{"role": "user", "content": prompt}]
     async with httpx.AsyncClient(timeout=60, trust_env=False) as http:
         for turn in range(3):

@@ -1,4 +1,4 @@
-"""The scripted learner keeps the protocol: one change per step, nothing of a step that failed, state that goes on."""
+"""The scripted learner keeps the protocol: one change per step, nothing of a step that failed, state that continues."""
 
 from pathlib import Path
 

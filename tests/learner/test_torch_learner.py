@@ -220,7 +220,7 @@ def test_a_model_of_text_and_images_is_opened_as_what_it_is(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("verb", ["save", "save_state"])
 def test_what_cannot_be_written_is_an_error_and_leaves_no_folder(verb: str, tmp_path: Path) -> None:
-    """Files that the disk has no room for; it goes on afterwards."""
+    """Files that the disk has no room for; it continues afterwards."""
     _, learner, _ = new_learner()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5_000, hard))

@@ -66,14 +66,14 @@ MUTANTS = (
         "harness/sessions/turn_outcome.py",
         "        turn = keep_scores(turn, prior)\n",
         "        pass\n",
-        "a sweep's scores of a turn that goes on are lost",
+        "a sweep's scores of a turn that continues are lost",
         f"{SERVER}/test_sweep.py::test_a_turn_that_goes_on_keeps_the_values_that_a_sweep_gave_its_first_part",
     ),
     Mutant(
         "harness/sessions/turn_outcome.py",
         "    if prior is not None and prior.is_suspended:\n",
         "    if prior is not None:\n",
-        "tokens that were sampled anew have the scores of those that were lost",
+        "tokens that were resampled have the scores of those that were lost",
         f"{SERVER}/test_sweep.py::test_a_turn_that_begins_again_has_no_values_of_tokens_that_were_lost",
     ),
     Mutant(
@@ -87,7 +87,7 @@ MUTANTS = (
         "harness/server/generation.py",
         "            self._look_at_age()\n",
         "",
-        "a turn goes on although its tokens are older than the session allows",
+        "a turn continues although its tokens are older than the session allows",
         f"{SERVER}/test_others_updates.py::test_a_turn_that_is_cut_short_ends_when_its_tokens_are_too_old",
     ),
     # Limits
@@ -140,7 +140,7 @@ MUTANTS = (
         "harness/rollouts/control/abort.py",
         "                await abort.drain()\n                await abort.abort_engines()\n",
         "                await abort.abort_engines()\n                await abort.drain()\n",
-        "an agent goes on from half an answer",
+        "an agent continues from half an answer",
         f"{CONTROL}/test_abort.py::test_a_rollout_that_is_cut_short_leaves_partial_samples",
     ),
     Mutant(
@@ -162,14 +162,14 @@ MUTANTS = (
         "harness/sessions/tree.py",
         "                if self._form.contradiction(ours, theirs) is not None:\n                    return None\n",
         "",
-        "a client that edits its history goes on in the branch that it has edited",
+        "a client that edits its history continues in the branch that it has edited",
         f"{SESSIONS}/test_one_branch.py::test_an_edit_is_a_branch",
     ),
     Mutant(
         "harness/tokens/matching.py",
         "return sent_id == recorded_id or not _OUR_ID.fullmatch(sent_id)",
         "return True",
-        "a client goes on from another answer than the one whose calls it made",
+        "a client continues from another answer than the one whose calls it made",
         f"{SESSIONS}/test_one_branch.py::test_ids_of_calls_decide_between_two_that_fit",
     ),
     # Samples, masks and the ledger

@@ -21,7 +21,7 @@ class Remembered:
     is_closed: bool = False
 
     def hear(self, answer: dict[str, Any], continues: Key | None, result: str) -> tuple[list[dict[str, Any]], Key]:
-        """Remember an answer, which continued another one or none; returns how the history goes on, and its key.
+        """Remember an answer, which continued another one or none; returns how the history continues, and its key.
 
         Every tool that it calls says `result`.
         """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 WAITING = {"client_left", "session_ended", "gate_timeout", "engine_failed", "server_stopped", "server_failed"}
-"""Ends of turns whose partial output is in no sample until somebody goes on with it."""
+"""Ends of turns whose partial output is in no sample until somebody continues with it."""
 TRAINED = ("main", "compaction", "subagent")
 NONE_UNKNOWN = {"requests": 0, "tokens": 0}
 """Of a ledger whose engines handed over everything."""
@@ -185,7 +185,7 @@ def stored_key(turn: StoredTurn) -> tuple[Any, ...]:
 
 
 def said(key: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """A key without what only sampling shows: who goes on from one of two samples that said the same names neither."""
+    """A key without what only sampling shows: a request after one of two equal samples names neither."""
     return None if key is None else (key[0], key[2])
 
 

@@ -85,7 +85,7 @@ async def talk(fleet: Fleet, session_id: str, dice: random.Random) -> None:
         choice = answer["choices"][0]
         logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
         fleet.answers[session_id, content, logprobs] += 1
-        messages = [*messages, choice["message"], user("go on")]
+        messages = [*messages, choice["message"], user("continue")]
 
 
 async def asked_until_answered(fleet: Fleet, path: str, content: bytes, dice: random.Random) -> dict | None:
@@ -176,7 +176,7 @@ def told_of(turn: StoredTurn) -> str:
 
 @pytest.mark.timeout(7200)
 async def test_a_server_that_is_killed_again_and_again_loses_no_answer_and_samples_none_twice(tmp_path):
-    """After every kill the file is checked, and the next server goes on with it on the same port."""
+    """After every kill the file is checked, and the next server continues with it on the same port."""
     seed = int(os.environ.get("HARNESS_SOAK_SEED", "0"))
     dice = random.Random(seed)
     fleet = Fleet(tmp_path / "sessions.db")

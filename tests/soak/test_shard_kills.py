@@ -90,7 +90,7 @@ class Agents:
             choice = answer["choices"][0]
             logprobs = tuple(entry["logprob"] for entry in choice["logprobs"]["content"])
             self.answers[session_id, content, logprobs] += 1
-            messages = [*messages, choice["message"], user("go on")]
+            messages = [*messages, choice["message"], user("continue")]
 
     async def _ask(self, http: httpx.AsyncClient, url: str, api_key: str, content: bytes) -> dict | None:
         while not self.over:
@@ -198,7 +198,7 @@ async def until_done(verb: Callable[[], Awaitable]) -> object:
 
 @pytest.mark.timeout(7200)
 async def test_front_and_shards_that_are_killed_again_and_again_lose_nothing_and_let_nothing_through(tmp_path):
-    """After every death the gate is open and turns go on; at the end the files are checked."""
+    """After every death the gate is open and turns continue; at the end the files are checked."""
     seed = int(os.environ.get("HARNESS_SOAK_SEED", "0"))
     dice = random.Random(seed)
     engine = CountingEngine(scripted_engine(*STEPS))

@@ -41,7 +41,7 @@ LONGEST_LIFE_S = 6.0
 MOST_CHANGES = 120
 KINDS: Mapping[str, Mapping[str, Any]] = {
     "on-policy": {},
-    "groups go on": {"max_staleness": 2, "partial": "resume", "order": "arrival"},
+    "groups continue": {"max_staleness": 2, "partial": "resume", "order": "arrival"},
 }
 
 
@@ -57,7 +57,7 @@ class Training:
     def start(self, last_change: int) -> subprocess.Popen[bytes]:
         """A process that makes less than `last_change` changes of files in the run directory."""
         begins = not (self.folder / "config.toml").exists()
-        if begins:  # a run that has died before it had one has nothing to go on from
+        if begins:  # a run that has died before it had one has nothing to continue from
             shutil.rmtree(self.folder, ignore_errors=True)
         what = [str(self.folder.parent / "game"), "--out"] if begins else []
         arguments = ["train", *what, str(self.folder), "--steps", str(self.steps), *([] if begins else ["--resume"])]
@@ -143,7 +143,7 @@ async def test_a_training_run_that_is_killed_trains_everything_once(kind: str, t
 @pytest.mark.skipif(KILLS < 20, reason="takes minutes where two cores are shared; `make soak` has it")
 @pytest.mark.timeout(1200)
 async def test_an_engine_that_is_killed_ends_the_run_and_costs_no_step(tmp_path: Path):
-    """The local engine, a process of its own, dies while a step is collected: the run ends in words, and goes on."""
+    """The local engine, a process of its own, dies while a step is collected: the run ends in words, and continues."""
     write_real_scenario(tmp_path / "game")
     training = Training(tmp_path / "run", random.Random(0), steps=3)
     process, telemetry = training.start(0), tmp_path / "run" / "telemetry.jsonl"

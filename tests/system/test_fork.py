@@ -1,4 +1,4 @@
-"""A turn of a recorded session, sampled anew: the prefix comes from the record, and the run stays as it was."""
+"""A turn of a recorded session, resampled: the prefix comes from the record, and the run stays as it was."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def test_a_turn_is_sampled_anew_as_often_as_asked(run: Path, tmp_path: Path) -> 
 
 
 def test_a_fork_reads_another_message_at_another_temperature(run: Path, tmp_path: Path) -> None:
-    """The edit is in the record, and later turns go on from it."""
+    """The edit is in the record, and later turns continue from it."""
     edited = ("--temperature", "0.5", "--edit", "2=Stop. Now=here.")
     ended = harness("fork", run, "2", "--at", "1", "-n", "1", "--out", tmp_path / "forks", "--json", *edited)
 
@@ -82,7 +82,7 @@ def test_a_fork_reads_another_message_at_another_temperature(run: Path, tmp_path
     ]
     assert f"from {forked}: fork at turn 1; 1 turns, 1 asked again" in words.stdout
     assert "messages[2]: Stop. Now=here." in words.stdout
-    assert "turn 1: sampled anew" in words.stdout
+    assert "turn 1: resampled" in words.stdout
     assert "forked at turn  -" in compared.stdout
     assert "part in turn 1, prompt" in compared.stdout
 
@@ -99,7 +99,7 @@ def test_a_fork_whose_agent_says_something_else_has_no_say(tmp_path: Path) -> No
 
 
 def test_other_weights_are_asked_for(run: Path, tmp_path: Path) -> None:
-    """Of the turn that is sampled anew, by version, and of the whole model, by digest."""
+    """Of the turn to resample, by version, and of the whole model, by digest."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     with closing(sqlite3.connect(copy / "run.db")) as database, database:
@@ -148,7 +148,7 @@ def test_a_session_that_lives_is_not_forked(run: Path, tmp_path: Path) -> None:
     left = harness("fork", copy, "2", "--at", "1", "-n", "1")
 
     assert (lives.code, left.code) == (4, 0)
-    assert "another run is at work" in lives.stderr
+    assert "another process uses the run" in lives.stderr
 
 
 def test_each_trained_turn_has_a_value(run: Path, tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_crashed_rollout_goes_on_in_its_run(tmp_path: Path) -> None:
     assert shown["session"]["inherits"]["session_id"] == shown["line"]["inherits"] == crashed.session_id
     listed = harness("show", tmp_path / "run").stdout
     compared = harness("diff", tmp_path / "run", crashed.session_id, tmp_path / "run", "0").stdout
-    assert f"+ {shown['line']['session_id'][:8]}  goes on  finished" in listed
+    assert f"+ {shown['line']['session_id'][:8]}  continues  finished" in listed
     assert "part in turn 1, which one of them does not have" in compared
 
 

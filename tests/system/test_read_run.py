@@ -77,7 +77,7 @@ def test_reading_changes_nothing(complete: Path) -> None:
 
 @pytest.fixture(name="halted", scope="module")
 def _halted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunDirectory]:
-    """A run that goes on: its first rollout has ended, the second waits for longer than the tests last."""
+    """A run that continues: its first rollout has ended, the second waits for longer than the tests last."""
     home = tmp_path_factory.mktemp("halted")
     scenario = write_scenario(
         home / "slow",

@@ -212,7 +212,7 @@ def test_a_session_without_an_answer_is_not_replayed(tmp_path: Path):
 
 
 def test_a_turn_behind_a_cut_one_is_not_replayed(tmp_path: Path):
-    """Where evaluation goes on after a cut answer."""
+    """Where evaluation continues after a cut answer."""
     run, keys = tmp_path / "run", {"after_incomplete": "serve", "limits": {"tokens_per_turn": 1}}
     harness("run", write_scenario(tmp_path / "cut", program=PROGRAM.lstrip(), check=None, **keys), "--out", run)
     with pytest.raises(RunError, match=r"turn 1 of .* follows a cut one"):

@@ -76,7 +76,7 @@ async def test_an_undisturbed_run_is_borne_out(kind: str, tmp_path: Path) -> Non
     assert witness.unwitnessed == []
     assert witness.words == f"engines counted {generated}, ledger {generated}; difference 0"
     assert read_run(tmp_path / "run").witness == witness
-    assert Verdict("expect_witness_agrees", "no difference that nothing explains", witness.words, holds=True) in (
+    assert Verdict("expect_witness_agrees", "no unexplained difference", witness.words, holds=True) in (
         report.scenarios[0].verdicts
     )
 
@@ -104,7 +104,7 @@ def counts_more(fake: FakeServer) -> None:
 @pytest.mark.parametrize(
     ("kind", "happens", "words"),
     [
-        *((kind, starts_anew, "was started anew, or left its pool for a while") for kind in KINDS),
+        *((kind, starts_anew, "was restarted, or left its pool for a while") for kind in KINDS),
         *((kind, has_other_users, "requests that could sample, and this run sent") for kind in KINDS),
         ("sglang", counts_less, "the engines have not counted 1 of their requests"),
     ],
@@ -130,7 +130,7 @@ async def test_tokens_that_nothing_explains_fail_the_run(tmp_path: Path) -> None
 
     [failed] = [each for each in report.scenarios[0].verdicts if not each.holds]
     assert (report.witness.difference, report.witness.agrees) == (5, False)
-    assert report.witness.words.endswith("; difference 5, which nothing explains")
+    assert report.witness.words.endswith("; difference 5, unexplained")
     assert (failed.check, failed.seen) == ("expect_witness_agrees", report.witness.words)
     assert (report.status, report.exit_code) == (RunStatus.CHECKS_FAILED, ExitCode.CHECKS_FAILED)
 

@@ -168,7 +168,7 @@ def test_type_checkers_see_what_programs_get(door: ModuleType) -> None:
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_name_is_still_found_where_it_was(name: str) -> None:
-    """Programs of before go on, with a warning that names the new place."""
+    """Programs of before continue, with a warning that names the new place."""
     with pytest.warns(DeprecationWarning, match=f"harness.{name} has moved to harness.training.{name}"):
         assert getattr(harness, name) is getattr(harness.training, name)
 

@@ -50,7 +50,7 @@ def sglang_params(gconfig: Any) -> Json:
     # `n_samples` is ignored: AReaL calls once for each.
     for name, kept in [("frequency_penalty", 0.0), ("use_beam_search", False), ("ignore_eos", False)]:
         if getattr(gconfig, name) != kept:
-            raise AdapterError(f"gconfig.{name}={getattr(gconfig, name)!r} cannot be kept; expected {kept!r}")
+            raise AdapterError(f"gconfig.{name}={getattr(gconfig, name)!r} is not supported; expected {kept!r}")
     params: Json = {
         "max_new_tokens": gconfig.max_new_tokens,
         "min_new_tokens": gconfig.min_new_tokens,

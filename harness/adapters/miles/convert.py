@@ -18,7 +18,9 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
     from miles.utils.misc import load_function
 
     if getattr(args, "use_dynamic_global_batch_size", False):
-        raise AdapterError("--use-dynamic-global-batch-size cannot be kept: a convert function is not told that size")
+        raise AdapterError(
+            "--use-dynamic-global-batch-size is not supported: convert functions do not receive that size"
+        )
     taught = [each.index for each in samples if getattr(each, "teacher_log_probs", None) is not None]
     for each in samples if taught else ():  # miles takes the column for all of them, or for none
         if each.teacher_log_probs is None and each.response_length:

@@ -69,7 +69,7 @@ class MilesRollouts:
 
     # To end a step, miles sets `state.aborted` and aborts every engine request. A cut turn would look like one of a
     # weight update and continue. So the state is polled; on an abort, sessions drain, requests end and agents stop. No
-    # gate moves, so other runs on the server go on.
+    # gate moves, so other runs on the server continue.
     async def _end_when_aborted(self, state: Any) -> None:
         while not state.aborted and not await within(LOOK_S, self._wants_end.wait()):
             pass

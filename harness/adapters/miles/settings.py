@@ -41,13 +41,13 @@ class MilesSettings(TrainerSettings):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--custom-agent-function-path", type=str, default=None, help="The agent, by miles' own contract.")
-    add("--max-seq-len", type=int, default=None, help="Most tokens of a session's sequence, prompt included.")
+    add("--max-seq-len", type=int, default=None, help="Maximum tokens of a session's sequence, prompt included.")
     add("--harness-session-server", type=str, default=None, help="URL of the session server.")
     add("--harness-agent", type=str, default=None, help="An agent, script or command line, in place of a function.")
     add("--harness-agent-env", type=str, nargs="*", default=[], help="NAME=VALUE, for the environment of a program.")
-    add("--harness-deadline", type=float, default=DEADLINE_S, help="Seconds that an agent may take.")
-    add("--harness-resume-attempts", type=int, default=0, help="Times that an agent goes on after a lost sandbox.")
-    add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories that do not count.")
+    add("--harness-deadline", type=float, default=DEADLINE_S, help="Deadline of an agent, in seconds.")
+    add("--harness-resume-attempts", type=int, default=0, help="Restarts of an agent after its sandbox is lost.")
+    add("--harness-matching", type=str, nargs="*", default=None, help="Differences in histories to ignore.")
     add("--harness-selection", type=str, default=None, help="Which branches become samples: `all`, `one`, or a path.")
     add("--harness-trust-agent-result", action="store_true", help="A program's result sets the reward and metadata.")
     add("--harness-workdir", type=Path, default=None, help="Keep the working directories of rollouts here.")
@@ -137,7 +137,7 @@ REFUSALS = (
     Refusal("--lora-adapter-path", "sessions name no adapter to the engine"),
     Refusal("--multi-lora-n-adapters", "sessions name no adapter to the engine"),
     Refusal("--multimodal-keys", "sessions serve text only"),
-    Refusal("--partial-rollout", "a rollout that was cut short begins anew"),
+    Refusal("--partial-rollout", "an aborted rollout starts over"),
     Refusal("--apply-chat-template", "the session server renders the messages itself"),
     Refusal("--eval-num-gpus", "the engines of an evaluation are not behind the session server"),
     Refusal("--rollout-top-k", FILTERED, partial(is_filter, "top_k"), _loses_filter),
@@ -166,7 +166,7 @@ def require_kept(args: Any) -> None:
     """Raise `AdapterError` naming the first unsupported option."""
     for refusal in REFUSALS:
         if refusal.is_set(args):
-            raise AdapterError(f"{refusal.option} cannot be kept: {refusal.reason}")
+            raise AdapterError(f"{refusal.option} is not supported: {refusal.reason}")
 
 
 def _find_selection(args: Any) -> str | None:
@@ -184,7 +184,7 @@ def _find_selection(args: Any) -> str | None:
             f"--harness-selection: expected {', '.join(Selection)}, or package.module:function; got {selection!r}"
         )
     if refusal and selection != Selection.ONE:
-        raise AdapterError(f"{refusal.option} cannot be kept: {refusal.reason}; set --harness-selection one")
+        raise AdapterError(f"{refusal.option} is not supported: {refusal.reason}; set --harness-selection one")
     return str(selection)
 
 

@@ -51,7 +51,7 @@ class NodeSetup:
     """Admin token of every node, also for later controllers."""
     store: str = "memory"
     """`memory`, or a file. `{node}` in its path stands for the node's id; if all nodes reach that path, the rollouts of
-    a lost node go on from their records.
+    a lost node continue from their records.
     """
     script: str | None = None
     """Script of the scripted engine."""

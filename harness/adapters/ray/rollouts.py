@@ -127,8 +127,8 @@ class RayRollouts:
     async def run(self, task: AgentTask) -> NodeRollout:
         """Run `task` on the least loaded node, where its agent must exist. Raises `AdapterError` without nodes.
 
-        If the node is lost, the rollout goes on elsewhere, up to `resume_attempts` times: from its record if that node
-        can read it (`NodeSetup.store`), else anew.
+        If the node is lost, the rollout continues elsewhere, up to `resume_attempts` times: from its record if that
+        node can read it (`NodeSetup.store`), else from the start.
         """
         started, life = time.monotonic(), task
         lost: tuple[LostLife, ...] = ()
@@ -160,7 +160,9 @@ class RayRollouts:
         except (RayActorError, NodeDiedError, WorkerCrashedError) as error:
             if not node.is_lost:
                 node.is_lost = True
-                ray.kill(node.actor)  # an unreachable one must not go on serving behind gates that no controller turns
+                ray.kill(
+                    node.actor
+                )  # an unreachable one must not continue serving behind gates that no controller turns
                 _log.warning(RAY_NODE_LOST, node=node.node_id, running=node.running, error=_reason(error))
             detail = f"node {node.node_id} was lost, and the session with it"
         finally:

@@ -80,7 +80,7 @@ class SessionAgentLoop:
         _require_fields(AgentLoopOutput)
         sampling = {name: value for name, value in sampling_params.items() if name not in _NOT_OURS}
         if sampling_params.get("repetition_penalty", 1.0) != 1.0:
-            raise AdapterError("sampling parameter 'repetition_penalty' cannot be kept; expected 1.0")
+            raise AdapterError("sampling parameter 'repetition_penalty' is not supported; expected 1.0")
         row = fields | dict(fields.get("extra_info") or {})
         selection = None if self._takes_lists and "session_id" in fields else Selection.ONE
         episodes = episodes_of(self._settings)

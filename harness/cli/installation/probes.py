@@ -44,7 +44,7 @@ def _examine_platform(_: Scratch) -> list[Finding]:
     found = f"{platform.platform(terse=True)}, {here[1]}, {os.cpu_count()} cores"
     if here in _SYSTEMS:
         return [Finding("platform", Level.OK, found)]
-    step = "for those a Linux machine, x86_64 or aarch64; sessions are served here all the same"
+    step = "these need Linux on x86_64 or aarch64; this machine can serve sessions"
     return [Finding("platform", Level.WARN, f"{found}: no agents from npm, no `harness engine up sglang|vllm`", step)]
 
 
@@ -60,11 +60,11 @@ def _examine_cache(scratch: Scratch) -> list[Finding]:
     except OSError as error:
         return [Finding("cache", Level.FAIL, f"{cache} cannot be written: {error.strerror or error}", elsewhere)]
     free = shutil.disk_usage(there).free
-    size = f"{cache}, {_size(cache)}" if cache.exists() else f"{cache}, which is made when something comes into it"
+    size = f"{cache}, {_size(cache)}" if cache.exists() else f"{cache}, created when first used"
     found = f"{size}; {free / _GIB:.1f} GiB free"
     if free < _NEEDED_BYTES:
         few = f"; an engine's environment takes {_NEEDED_BYTES // _GIB} GiB"
-        space = Finding("cache", Level.WARN, found + few, "free some, or point HARNESS_CACHE elsewhere")
+        space = Finding("cache", Level.WARN, found + few, "free some space, or point HARNESS_CACHE elsewhere")
     else:
         space = Finding("cache", Level.OK, found)
     return [space, _examine_sqlite(folder / "sessions.db"), _examine_clock(folder)]
@@ -88,7 +88,7 @@ def _size(cache: Path) -> str:
 def _examine_sqlite(store: Path) -> Finding:
     """Check that two connections share a database with a write-ahead log, as a store and its readers do."""
     name = f"SQLite {sqlite3.sqlite_version}"
-    step = "keep --store, --out and HARNESS_CACHE on a disk of this machine: file servers lack the locks and the memory"
+    step = "keep --store, --out and HARNESS_CACHE on a disk of this machine: file servers lack locks and shared memory"
     try:
         with closing(sqlite3.connect(store, timeout=_ANSWER_S)) as writer, closing(sqlite3.connect(store)) as reader:
             [mode] = writer.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -111,7 +111,7 @@ def _examine_clock(folder: Path) -> Finding:
     skew = folder.stat().st_mtime - now
     step = "set the clock, by NTP for example: certificates and deadlines depend on it"
     if now < installed - _SKEW_S:
-        return Finding("clock", Level.WARN, f"it is {said}, earlier than when this harness was installed", step)
+        return Finding("clock", Level.WARN, f"it is {said}, before this harness was installed", step)
     if abs(skew) > _SKEW_S:
         return Finding("clock", Level.WARN, f"it is {said}; files made now are {skew:+.0f} s from it", step)
     return Finding("clock", Level.OK, said)
@@ -144,7 +144,7 @@ def _examine_loopback(_: Scratch) -> list[Finding]:
                 client.sendall(b"?")
                 assert accepted.recv(1) == b"?"
     except OSError as error:
-        step = "a sandbox or a firewall forbids it: agents and servers of this machine talk over 127.0.0.1"
+        step = "a sandbox or firewall blocks it: agents and servers of this machine talk over 127.0.0.1"
         return [Finding("loopback", Level.FAIL, f"{_LOOPBACK} cannot be listened to and reached: {error}", step)]
     return [Finding("loopback", Level.OK, f"{_LOOPBACK} can be listened to and reached")]
 
@@ -161,8 +161,8 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
     return Finding(
         "proxy",
         Level.WARN,
-        f"{names} catches requests to {' and '.join(hosts)}: those of curl and of a trainer's own clients; the harness"
-        " and its agents do not ask it",
+        f"{names} intercepts requests to {' and '.join(hosts)} from curl and a trainer's own clients; the harness and"
+        " its agents bypass it",
         f"export NO_PROXY={_LOOPBACK},localhost",
     )
 

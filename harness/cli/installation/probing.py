@@ -81,6 +81,6 @@ def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
         scratch.remove()
     late, step = (
         f"no answer within {deadline_s:g} s",
-        "a busy machine, or a file server or device that hangs: ask again",
+        "the machine is busy, or a file system or device hangs: try again",
     )
     return [each for name in probes for each in found.get(name, [Finding(name, Level.WARN, late, step)])]

@@ -15,7 +15,7 @@ _What = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN [SESSION] RUN [SESSION]",
-        help="Two run directories or stores; each with a session of it, for two sessions.",
+        help="Two run directories or stores, each followed by a session to compare two sessions.",
     ),
 ]
 _Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Write a page with both side by side.")]

@@ -10,11 +10,9 @@ from harness.server.telemetry.printable import printable
 from harness.suite.exits import ExitCode
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-_Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
+_Session = Annotated[str, typer.Argument(metavar="SESSION", help="Number of the session, or a prefix of its id.")]
 _Agent = Annotated[str | None, typer.Option(help="Another agent: a bundled one, or a path.  [default: the scenario's]")]
-_Out = Annotated[
-    Path | None, typer.Option(help="A folder for the agent's log and the session.  [default: none is kept]")
-]
+_Out = Annotated[Path | None, typer.Option(help="Folder for the agent's log and the session.  [default: not kept]")]
 
 
 def replay(

@@ -16,13 +16,13 @@ _Out = Annotated[
     Path,
     typer.Option(
         metavar="PATH",
-        help="A file, whose ending says what it is: .html, .md, .xml or .junit; with --format a new folder.",
+        help="Output file, whose suffix sets the format: .html, .md, .xml or .junit; with --format a new folder.",
     ),
 ]
-_Plots = Annotated[bool, typer.Option("--plots", help="A page with charts, too, which takes the extra `plots`.")]
+_Plots = Annotated[bool, typer.Option("--plots", help="Add charts to the page; needs the extra `plots`.")]
 _Format = Annotated[
     Format | None,
-    typer.Option("--format", help="For a store of metrics, which takes the extra of that name, or as spans."),
+    typer.Option("--format", help="Export to a metrics store, which needs the extra of that name, or as spans."),
 ]
 
 

@@ -10,7 +10,8 @@ from harness.cli.look.source import Server, Where, open_source
 from harness.errors import RunError
 
 _Session = Annotated[
-    str | None, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id; all without.")
+    str | None,
+    typer.Argument(metavar="SESSION", help="Number of a session, or a prefix of its id.  [default: all sessions]"),
 ]
 _Turn = Annotated[int | None, typer.Option(min=0, help="This turn alone.")]
 _Tokens = Annotated[bool, typer.Option("--tokens", help="Every sampled token: text, logprob, version, where it went.")]

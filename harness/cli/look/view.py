@@ -18,7 +18,7 @@ _Out = Annotated[
     Path | None, typer.Option(metavar="FILE", help="The page, an HTML file; without it --server is shown live.")
 ]
 _Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Of the live page, on loopback.  [default: a free one]")
+    int | None, typer.Option(min=0, max=65535, help="Port of the live page, on loopback.  [default: a free one]")
 ]
 
 
@@ -44,14 +44,14 @@ def view(
     from harness.viewer.page.run_page import Side, write_page
 
     if (where is None) is (server is None):
-        raise RunError("expected one to look at: a run directory, the file of a store, or --server URL")
+        raise RunError("expected a run directory, the file of a store, or --server URL")
     if out is None:
         if server is None:
-            raise RunError("expected --out FILE, the page to write: what is shown live is a server (--server URL)")
+            raise RunError("expected --out FILE: only a server (--server URL) is shown live")
         _show_live(SessionServerAddress(server_url(server), admin_token), port or 0, tokenizer, as_json=as_json)
         return
     if port is not None:
-        raise RunError("expected --port without --out: a page that is written has no address")
+        raise RunError("expected --port or --out, got both: a written page has no address")
     source = open_source(where, server, admin_token, tokenizer)
     seen = source.look()
     size = write_page(out, Side(seen, source.look_inside, open_tokenizer(seen)))
@@ -69,14 +69,14 @@ def open_last(*, as_json: options.Json = False) -> None:
     page = run.with_name(f"{run.name}.html")
     view(run, out=page, as_json=as_json)
     if not webbrowser.open(page.resolve().as_uri()):
-        output.say(f"no browser opened; open {page} in one")
+        output.say(f"no browser opened; open {page} yourself")
 
 
 def _show_live(address: "SessionServerAddress", port: int, tokenizer: Path | None, *, as_json: bool) -> None:
     from harness.viewer.live.live_page import serve_live_until_told
 
     def announce(url: str) -> None:
-        said = f"{url} shows {address.url}; Ctrl+C ends it"
+        said = f"{url} shows {address.url}; Ctrl+C stops"
         output.print_result({"url": url, "server": address.url}, said, as_json=as_json)
         sys.stdout.flush()
 

@@ -31,9 +31,9 @@ _DEADLINE_S = 30.0
 _TTL_S = 600.0
 """Long enough to work with, short enough if the operator forgets it."""
 
-_Ttl = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds after which the hold ends by itself.")]
-_Renewed = Annotated[str | None, typer.Option(help="Renew the hold of that name, or place it.")]
-_Released = Annotated[str | None, typer.Option(help="Name of the hold, any account's.")]
+_Ttl = Annotated[float, typer.Option(min=1, max=86_400, help="Seconds until the hold expires.")]
+_Renewed = Annotated[str | None, typer.Option(help="Renew the hold of this name, or place a new one.")]
+_Released = Annotated[str | None, typer.Option(help="Name of the hold, of any account.")]
 
 
 @app.command("status")
@@ -60,7 +60,7 @@ def pause(
     ttl: _Ttl = _TTL_S,
     as_json: options.Json = False,
 ) -> None:
-    """Hold new turns and sessions; turns in flight go on. Ends by `resume`, or after --ttl.
+    """Hold new turns and sessions; turns in flight continue. Ends by `resume`, or after --ttl.
 
     Examples: `harness ctl pause --server URL --ttl 300`
     """
@@ -78,7 +78,7 @@ def drain(
 ) -> None:
     """End every open session for good, and refuse new ones until `resume`, or for --ttl.
 
-    Turns in flight go on for the server's --drain-grace.
+    Turns in flight continue for the server's --drain-grace.
     """
     _place("drain", server, admin_token, holder, ttl, as_json=as_json)
 
@@ -123,7 +123,7 @@ def _place(verb: str, server: str, admin_token: str | None, holder: str | None, 
         gate = options.ask_named(server, admin_token, place)
     except (SessionServerError, KeyboardInterrupt) as error:
         if not isinstance(error, SessionServerError) or not 400 <= error.status < 500:
-            output.say(f"harness: the hold {printable(name)} may stand all the same, for up to {ttl_s:.0f} s")
+            output.say(f"harness: the hold {printable(name)} may still be in place, for up to {ttl_s:.0f} s")
         raise
     drained = f"drained   sessions ended for good: {gate.sessions_closed}\n" if verb == "drain" else ""
     said = f"holder    {printable(name)}\n{drained}{_describe_gate(gate)}"
@@ -137,7 +137,7 @@ def _find_hold(gate: "GateReport", holder: str | None) -> str | None:
     listed = ", ".join(printable(name) for name in names) or "none"
     if holder is not None:
         if holder not in names:
-            raise RunError(f"no hold {printable(holder)}: released already, or its time is over; the holds: {listed}")
+            raise RunError(f"no hold {printable(holder)}: released or expired; current holds: {listed}")
         return holder
     # Match the whole name: one machine's name may begin with another's.
     mine = [name for name in names if re.fullmatch(re.escape(_account()) + "-[0-9a-f]{16}", name)]

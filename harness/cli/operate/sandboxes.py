@@ -28,6 +28,6 @@ def prune(*, as_json: options.Json = False) -> None:
     found = asdict(asyncio.run(remove_left()))
     names = {"containers": "container", "cgroups": "cgroup", "folders": "folder", "failures": "failed"}
     lines = [f"{names[kind]:9}  {each}" for kind, items in found.items() for each in items]
-    output.print_result(found, "\n".join(lines or ["nothing is left behind"]), as_json=as_json)
+    output.print_result(found, "\n".join(lines or ["no sandboxes are left behind"]), as_json=as_json)
     if found["failures"]:
         raise typer.Exit(ExitCode.INFRASTRUCTURE)

@@ -32,7 +32,7 @@ def list_(*, server: options.Server, admin_token: options.AdminToken = None, as_
 
 @app.command("show")
 def show(
-    session: Annotated[str, typer.Argument(metavar="SESSION", help="Its id, or the beginning of it.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id, or a prefix of it.")],
     *,
     server: options.Server,
     admin_token: options.AdminToken = None,
@@ -47,7 +47,7 @@ def show(
 @app.command("delete")
 def delete(
     session: Annotated[
-        list[str], typer.Argument(metavar="SESSION...", help="Ids, or the beginnings of ids, at least 8 characters.")
+        list[str], typer.Argument(metavar="SESSION...", help="Session ids, or prefixes of at least 8 characters.")
     ],
     *,
     server: options.Server,

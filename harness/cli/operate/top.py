@@ -29,7 +29,9 @@ _ID_SHOWN = 12  # as much as `sessions show` and `sessions delete` take for an i
 _PLAIN_WIDTH = 120
 
 _Limit = Annotated[int, typer.Option(min=1, max=1_000, help="Sessions to show, the busiest first.")]
-_Once = Annotated[bool, typer.Option("--once", help="Print one reading, as where standard output is no terminal.")]
+_Once = Annotated[
+    bool, typer.Option("--once", help="Print one reading and exit, as where standard output is not a terminal.")
+]
 
 
 def top(
@@ -40,7 +42,7 @@ def top(
     once: _Once = False,
     as_json: options.Json = False,
 ) -> None:
-    """Watch the busiest sessions, the holds on the gate and the workers; Ctrl+C ends it.
+    """Watch the busiest sessions, the holds on the gate and the workers; Ctrl+C stops.
 
     Examples: `harness ctl top --server URL`, `harness ctl top --once --limit 5`
     """

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from harness.samples.rollout import Rollout
     from harness.types import Json
 
-_Server = Annotated[str, options.option("HARNESS_SERVER", "A session server that runs already.", metavar="URL")]
+_Server = Annotated[str, options.option("HARNESS_SERVER", "A running session server.", metavar="URL")]
 _Agent = Annotated[
-    str | None, typer.Option(help="Its programs, variables and files are there, too; see `harness agent list`.")
+    str | None, typer.Option(help="Provide this agent's programs, variables and files; see `harness agent list`.")
 ]
 _URL = "http://127.0.0.1:8000"
 _PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
@@ -45,24 +45,25 @@ def execute(
     agent: _Agent = None,
     server: _Server = _URL,
     admin_token: options.AdminToken = None,
-    instruction: Annotated[str, typer.Option(help="Handed over in HARNESS_INSTRUCTION and in a file.")] = "",
+    instruction: Annotated[str, typer.Option(help="Passed to the command in HARNESS_INSTRUCTION and in a file.")] = "",
     workdir: Annotated[
-        Path | None, typer.Option(help="Where the command works.  [default: runs/exec-<time>, where its log stays]")
+        Path | None,
+        typer.Option(help="Working directory of the command.  [default: runs/exec-<time>, which keeps its log]"),
     ] = None,
     selection: Annotated[
         str | None, typer.Option(help="Branches that become samples: `all`, `one`, or a function of the server.")
     ] = None,
     matching: Annotated[
-        list[str] | None, typer.Option(help="Differences that do not count in the history sent back; may be repeated.")
+        list[str] | None, typer.Option(help="Differences to ignore in the history sent back; may be repeated.")
     ] = None,
     session: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Another setting of the session, in JSON or a word; may be repeated."),
     ] = None,
     interactive: Annotated[
-        bool, typer.Option("--interactive", "-i", help="Connect the command with this terminal.")
+        bool, typer.Option("--interactive", "-i", help="Connect the command to this terminal.")
     ] = False,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds after which it is stopped.")] = 3600.0,
+    deadline: Annotated[float, typer.Option(min=1, help="Deadline of the command, in seconds.")] = 3600.0,
     as_json: options.Json = False,
 ) -> None:
     """Run a command line in a session of its own, then print the record and the samples.

@@ -1,4 +1,4 @@
-"""`harness resume`, `fork` and `values`: a recorded session goes on, or turns of it are sampled anew several times."""
+"""`harness resume`, `fork` and `values`: a recorded session continues, or turns of it are resampled several times."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 _Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]
-_Session = Annotated[str, typer.Argument(metavar="SESSION", help="The number of one, or the beginning of its id.")]
-_At = Annotated[int, typer.Option(min=0, metavar="TURN", help="The turn to sample anew.")]
-_Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Forks, which run at once.")]
-_Temperature = Annotated[float | None, typer.Option(min=0, help="Of all turns that are sampled.")]
+_Session = Annotated[str, typer.Argument(metavar="SESSION", help="Number of the session, or a prefix of its id.")]
+_At = Annotated[int, typer.Option(min=0, metavar="TURN", help="Turn to resample.")]
+_Count = Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="Number of forks, run concurrently.")]
+_Temperature = Annotated[float | None, typer.Option(min=0, help="Temperature of all sampled turns.")]
 _SampledBy = Annotated[
     Literal["recorded", "current"],
     typer.Option(help="Require the recorded weights, or take the engine's current ones."),
@@ -29,10 +29,10 @@ _Edits = Annotated[
     list[str] | None,
     typer.Option(
         metavar="MESSAGE=TEXT",
-        help="Another text of a tool result or user message that the turn adds, by its number; may be repeated.",
+        help="New text for a tool result or user message that the turn adds, by message number; may be repeated.",
     ),
 ]
-_Out = Annotated[Path | None, typer.Option(help="A folder for sessions and logs.  [default: none is kept]")]
+_Out = Annotated[Path | None, typer.Option(help="Folder for sessions and logs.  [default: not kept]")]
 
 
 def resume(
@@ -86,7 +86,7 @@ def fork(
     lines = [f"session {found.session_id}, turn {found.turn}, {len(found.forks)} forks"]
     for number, each in enumerate(found.forks):
         reward = "no reward" if each.reward is None else f"reward {each.reward:g}"
-        left = "" if each.difference is None else f"; does not count, it left the record at {each.difference}"
+        left = "" if each.difference is None else f"; not counted, it diverged from the record at {each.difference}"
         lines.append(f"{number}: {each.outcome}, {reward}, {each.turns} turns, {each.trained} own tokens trained{left}")
     lines.append(f"value {_value(found)}")
     output.print_result(_document(found), printable("\n".join(lines)), as_json=as_json)

@@ -101,7 +101,7 @@ class RunProgress:
         self._ended += 1
         self._tokens_of_ended += record.session.ledger.generated
         if not self._running:
-            self._doing, self._doing_since = "putting the results together", self._clock()
+            self._doing, self._doing_since = "collecting results", self._clock()
         turns = record.session.turns
         facts = [f"{turns} turn{'s' * (turns != 1)}", f"{record.session.ledger.generated} tokens"]
         if record.reward is not None:

@@ -32,7 +32,7 @@ _Agent = Annotated[
         " for Harbor tasks also `oracle`, `nop`.",
     ),
 ]
-_Concurrency = Annotated[int | None, options.option("HARNESS_CONCURRENCY", "Sessions at a time.", "-n", min=1)]
+_Concurrency = Annotated[int | None, options.option("HARNESS_CONCURRENCY", "Sessions run concurrently.", "-n", min=1)]
 _Engine = Annotated[
     str | None,
     options.option(
@@ -55,8 +55,8 @@ _Workers = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=URL",
-        help="`sglang=URL`, `vllm=URL`: an engine server that runs already, behind a router of the run,"
-        " in the place of the scenario's engine or of its lanes of that kind; may be repeated.",
+        help="`sglang=URL`, `vllm=URL`: a running engine server, behind a router of the run, in place of"
+        " the scenario's engine or its lanes of that kind; may be repeated.",
     ),
 ]
 _Model = Annotated[
@@ -77,21 +77,21 @@ _Filter = Annotated[
     typer.Option(
         "--filter",
         metavar="COLUMN=VALUE",
-        help="Only prompts whose row has it; also != < <= > >= and ~ (regular expression); may be repeated.",
+        help="Only prompts whose row matches; also != < <= > >= and ~ (regular expression); may be repeated.",
     ),
 ]
-_Limit = Annotated[int | None, typer.Option(min=1, help="Only the first prompts of each scenario, so many.")]
+_Limit = Annotated[int | None, typer.Option(min=1, help="Only the first N prompts of each scenario.")]
 _Shuffle = Annotated[int | None, typer.Option(min=0, metavar="SEED", help="Prompts in random order.")]
 _Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the prompts.")]
 _Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<suite>-<time>]")]
 _Resume = Annotated[
-    bool, typer.Option("--resume", help="Take up an interrupted run; finished sessions are not run again.")
+    bool, typer.Option("--resume", help="Continue an interrupted run; finished sessions are not rerun.")
 ]
 _Only = Annotated[
     str | None,
     typer.Option(
         metavar="failed[:CAUSE,...]",
-        help="With --resume: play the rollouts again that failed, of any cause or of those named, and no other.",
+        help="With --resume: rerun only rollouts that failed, for any cause or those named.",
     ),
 ]
 
@@ -201,8 +201,8 @@ def _settle(given: "Overrides") -> "Overrides":
         changes["server"] = server_url(given.server)
         if given.engine is not None or given.workers or given.model is not None or given.template is not None:
             raise ScenarioError(
-                "expected --server, or --engine, --worker, --model and --template, got both: a server that runs has its"
-                " engine, its model and its template"
+                "expected --server, or --engine, --worker, --model and --template, got both: a running server has its"
+                " own engine, model and template"
             )
     if given.template is not None and given.template not in TEMPLATES:
         changes["template"] = str(find_template(given.template).resolve())
@@ -215,7 +215,7 @@ def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
 
     failed = None if only is None else FailedOnly.parse(only)
     if failed is not None and not resume:
-        raise RunError("--only plays rollouts of a run again: add --resume, and name its directory")
+        raise RunError("--only reruns rollouts of an earlier run: add --resume and name the run directory")
     return failed
 
 
@@ -223,7 +223,7 @@ def _say_none_failed(opened: "OpenedRun", only: str | None, *, as_json: bool) ->
     if as_json:
         output.print_json({"replayed": 0, "directory": str(opened.directory.path)})
     else:
-        output.say(f"nothing to play again: no rollout of {opened.directory.path} is {only}")
+        output.say(f"nothing to rerun: no rollout of {opened.directory.path} is {only}")
 
 
 def _say_finished(opened: "OpenedRun", *, as_json: bool) -> int:
@@ -232,7 +232,7 @@ def _say_finished(opened: "OpenedRun", *, as_json: bool) -> int:
     if as_json:
         output.print_json(result)
     else:
-        output.say(f"finished already, {result['status']}: {opened.directory.result}")
+        output.say(f"already finished, {result['status']}: {opened.directory.result}")
     return int(result["exit_code"])
 
 

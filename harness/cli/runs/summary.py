@@ -161,7 +161,7 @@ def _facts(report: RunReport) -> Table:
         if dropped := scenario.dropped_trailing_turns:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
     if again := sum(scenario.replayed for scenario in report.scenarios):
-        facts.add_row("replayed", f"rollouts that had failed and were played again: {again}")
+        facts.add_row("replayed", f"failed rollouts that were rerun: {again}")
     ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"

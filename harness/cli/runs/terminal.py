@@ -21,7 +21,7 @@ async def open_terminal() -> AsyncIterator[Path]:
     if not sys.stdin.isatty():
         raise ScenarioError("--interactive: expected a terminal on standard input; leave the option out")
     with ExitStack() as restored:
-        # Opened anew: this one must not block, and the descriptors of the standard streams must.
+        # Opened again: this one must not block, and the descriptors of the standard streams must.
         user = os.open(os.ttyname(sys.stdin.fileno()), os.O_RDWR | os.O_NOCTTY)
         restored.callback(os.close, user)
         ours, programs = os.openpty()

@@ -19,16 +19,16 @@ _Scenario = Annotated[
         help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
     ),
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Updates of the weights in all, those of a resumed run included.")]
-_Seed = Annotated[int | None, options.option("HARNESS_SEED", "The scenario's by default.", min=0)]
+_Steps = Annotated[int, typer.Option(min=1, help="Total number of weight updates, those of a resumed run included.")]
+_Seed = Annotated[int | None, options.option("HARNESS_SEED", "Random seed.  [default: the scenario's]", min=0)]
 _Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]")]
-_Resume = Annotated[bool, typer.Option("--resume", help="Go on after the last step that was committed.")]
+_Resume = Annotated[bool, typer.Option("--resume", help="Continue after the last committed step.")]
 
 _MetricsPort = Annotated[
     int | None,
     options.option(
         "HARNESS_METRICS_PORT",
-        "Serve the figures of the last step to Prometheus at this port of 127.0.0.1; 0 takes a free one.",
+        "Serve the figures of the last step to Prometheus on this port of 127.0.0.1; 0 picks a free one.",
         min=0,
         max=65535,
     ),

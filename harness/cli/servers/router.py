@@ -15,16 +15,18 @@ _WorkerUrls = Annotated[
     str,
     options.option("HARNESS_WORKER_URLS", "Workers of a gateway to start; more can come later.", metavar="URL[,URL]"),
 ]
-_RouterUrl = Annotated[str | None, options.option("HARNESS_ROUTER_URL", "A gateway that runs already.")]
+_RouterUrl = Annotated[str | None, options.option("HARNESS_ROUTER_URL", "A running gateway.")]
 _Gateway = Annotated[
     str, options.option("HARNESS_GATEWAY", "The gateway to start: `smg`, or the restricted `sglang-router`.")
 ]
 _GatewayArguments = Annotated[str, options.option("HARNESS_GATEWAY_ARGS", "More arguments for the gateway.")]
-_GatewayLog = Annotated[Path | None, options.option("HARNESS_GATEWAY_LOG", "Keeps the gateway's output.")]
+_GatewayLog = Annotated[Path | None, options.option("HARNESS_GATEWAY_LOG", "Log file for the gateway's output.")]
 _Model = Annotated[
     str | None, options.option("HARNESS_MODEL", "The model that the workers serve: catalogue name, folder or hub id.")
 ]
-_Limit = Annotated[int, options.option("HARNESS_WORKER_LIMIT", "Session requests that one worker has at most.", min=1)]
+_Limit = Annotated[
+    int, options.option("HARNESS_WORKER_LIMIT", "Maximum concurrent session requests per worker.", min=1)
+]
 _QueueTimeout = Annotated[
     float, options.option("HARNESS_QUEUE_TIMEOUT", "Seconds a session request waits for a worker.", min=0)
 ]

@@ -111,7 +111,7 @@ _Shards = Annotated[
 _Strict = Annotated[
     bool, options.option("HARNESS_STRICT", "Refuse a model family that loses tools or tool calls.", "--strict")
 ]
-_Shard = Annotated[int | None, typer.Option(hidden=True, help="The number of the shard that this process is.")]
+_Shard = Annotated[int | None, typer.Option(hidden=True, help="Shard number of this process.")]
 
 
 @options.takes_server_options

@@ -105,7 +105,7 @@ class DiscoveredPool(EnginePool):
         except TimeoutError:
             reasons = "; ".join(f"{name}: {refusal.reason}" for name, refusal in self._refusals.items())
             raise EngineUnavailable(
-                f"no worker could be entered within {self._start_timeout_s:g} s ({reasons or 'none is listed'})"
+                f"no worker was ready within {self._start_timeout_s:g} s ({reasons or 'none is listed'})"
             ) from None
         # The others get a little time to join the first.
         with suppress(TimeoutError):

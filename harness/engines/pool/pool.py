@@ -242,7 +242,7 @@ class EnginePool:
 
     def _standing(self) -> str:
         found = "; ".join(f"{each.name}: {each.fence or f'{each.in_flight} in flight'}" for each in self.workers)
-        return found or "no worker at all"
+        return found or "no workers"
 
     @asynccontextmanager
     async def _busy(self, worker: WorkerLoad, request_id: str | None) -> AsyncGenerator[None]:
@@ -315,7 +315,7 @@ class EnginePool:
         await self._everywhere("resume", resume)
         self.workers.judge_weights()
         if is_unsettled(self.weight_version):
-            raise WeightsUnsettled("every worker stays paused: an update of its weights is under way or broke off")
+            raise WeightsUnsettled("every worker stays paused: an update of its weights is in progress or failed")
 
     async def update_weights(self, path: Path, version: str) -> None:
         """See `TokenProvider.update_weights`; a worker that fails while another succeeds is fenced."""
@@ -327,7 +327,7 @@ class EnginePool:
     async def read_version(self) -> str:
         """Ask every worker, and fence by the answers. Raises if one does not answer; the other answers still count."""
         try:
-            await self._everywhere("say what they serve", lambda worker: worker.read_version())
+            await self._everywhere("report what they serve", lambda worker: worker.read_version())
         finally:
             self.workers.judge_weights()
         return self.weight_version

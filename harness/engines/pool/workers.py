@@ -21,7 +21,7 @@ log = get_logger(__name__)
 MISSED_UPDATE = "it missed the update of its weights"
 """Fence of a worker with older weights than another."""
 
-UNSETTLED = "an update of its weights is under way or broke off"
+UNSETTLED = "an update of its weights is in progress or failed"
 """Fence of a worker with unknown weights."""
 
 

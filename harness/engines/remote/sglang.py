@@ -136,7 +136,7 @@ class SGLangTokenProvider(RemoteProvider):
         call = HttpCall("POST", "/update_weights_from_disk", _WEIGHTS_S, body)
         answer = await self._client.call(call, UpdateAnswer)
         if not answer.success:
-            raise EngineRejected(f"{self._client.name} did not take the weights in {path}: {answer.message}")
+            raise EngineRejected(f"{self._client.name} did not load the weights in {path}: {answer.message}")
 
     async def adopt(self, version: str) -> None:
         reported = await self.read_version()

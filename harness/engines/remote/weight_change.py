@@ -110,7 +110,7 @@ class WeightChange:
                 raise
             if self._served.is_unsettled:
                 raise WeightsUnsettled(
-                    f"{self._name} did not take the weights in {path}: {error.message}; its weights are unknown, so"
+                    f"{self._name} did not load the weights in {path}: {error.message}; its weights are unknown, so"
                     f" it serves no session, under the label {self._served.label!r}, until an update succeeds or it is"
                     " restarted"
                 ) from error

@@ -15,7 +15,7 @@ _SHUTDOWN_S = 2
 
 @asynccontextmanager
 async def serve_in_process(app: ASGIApp, *, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
-    """Serve `app` in the block and yield its base address; port 0 takes a free one. Raises `HarnessError` if taken."""
+    """Serve `app` in the block and yield its base address; port 0 picks a free one. Raises `HarnessError` if taken."""
     config = uvicorn.Config(
         app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
     )

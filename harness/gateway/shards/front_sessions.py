@@ -114,7 +114,7 @@ class FrontSessions(SessionsApi):
                 link.orphans.add(session_id)
             if isinstance(error, HarnessError):
                 raise
-            raise ShardLost(f"shard {link.number} did not answer to a creation") from None
+            raise ShardLost(f"shard {link.number} did not answer a request to create a session") from None
         if answer.status != HTTPStatus.OK:
             return Response(answer.body, answer.status, _kept(answer.headers))
         created = answer.read(dict[str, Any])
@@ -194,7 +194,7 @@ class FrontSessions(SessionsApi):
         address = self._address_of(self.links.find(digits), request)
         beginning = f"/sessions/{request.path_params['id']}" if "id" in request.path_params else ""
         raise Misdirected(
-            "this is the front of several servers, and serves no turn: use the base_url of POST /sessions, which begins"
+            "this is the front of several servers and serves no turns: use the base_url of POST /sessions, which begins"
             f" with {address}{beginning}"
         )
 

@@ -68,7 +68,7 @@ class Shard:
         try:
             told = _tellings.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise MalformedRequest(f"expected how a shard has to stand: {error}") from error
+            raise MalformedRequest(f"expected the desired state of a shard: {error}") from error
         if told.start == self._told_by and told.telling <= self._telling:
             return json_response(self._answer())
         self._told_by, self._telling = told.start, told.telling

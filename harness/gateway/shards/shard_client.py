@@ -109,7 +109,7 @@ class ShardClient:
     def came_up(self) -> None:
         """Record that a process answers; its gate stays closed until `tell`."""
         self.url = str(URL.build(scheme="http", host=self._host, port=self.port))
-        self._told, self.problem = None, "has not been told how to stand"
+        self._told, self.problem = None, "has no gate state yet"
         self._counted = ShardCounts()
         self._gatekeeper.look_again()
 
@@ -203,7 +203,7 @@ class ShardClient:
         if (answer.start, answer.telling) != (told.start, told.telling):
             raise ShardUnavailable(
                 f"another front has set its gate (PUT {STATE_PATH}, telling {answer.telling} of"
-                f" {answer.start!r}), not as its front has: kill it, and it is started again"
+                f" {answer.start!r}), not its own front: kill the shard, and it restarts"
             )
         counts = answer.counts
         if self.problem:

@@ -23,7 +23,7 @@ class ShardAnswers(NamedTuple, Generic[_T]):
     def some(self) -> list[_T]:
         """Nonempty results. Raises `ShardUnavailable` if every shard failed."""
         if not self.answers:
-            raise ShardUnavailable(f"no shard did it: {'; '.join(self.problems)}")
+            raise ShardUnavailable(f"all shards failed: {'; '.join(self.problems)}")
         return list(self.answers.values())
 
 

@@ -105,7 +105,7 @@ class Supervisor:
                         pause_s = _FIRST_PAUSE_S
                         while await process.stdout.read(4096):
                             pass
-                        problem = "ended and is being started again"
+                        problem = "exited and is restarting"
                         link.went_down(problem)  # at once: another process on its port must not get our token
                 log.warning("shard_ended", shard=link.number, code=process.returncode)
             except TimeoutError:
@@ -205,7 +205,7 @@ def _check_announcement(document: bytes) -> None:
         case None if said.url:
             return
         case None:
-            raise ShardUnavailable("ended before it answered; its log says why")
+            raise ShardUnavailable("exited before it answered; see its log")
         case _Error(message, ScenarioError.code):
             raise ScenarioError(message)
         case _Error(message, CannotListen.code):

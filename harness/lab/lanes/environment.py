@@ -66,7 +66,7 @@ async def provide_python(requirements: Requirements, say: Say) -> Path:
     target = requirements.directory
     python = target / "bin" / "python"
     try:
-        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
+        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that builds {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
             if not python.exists():
                 await _build(requirements, target, say)

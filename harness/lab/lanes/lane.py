@@ -147,7 +147,7 @@ async def _end(lane: Lane) -> None:
 
 def _require_unused(name: str, port: int) -> None:
     if any(lane.name == name for lane in find_lanes()):
-        raise LaneError(f"{name} runs already: use it, or end it with `harness engine down {name}`")
+        raise LaneError(f"{name} is already running: use it, or stop it with `harness engine down {name}`")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -216,7 +216,7 @@ _ADVICE = {
 def _explain_death(lane: Lane) -> str:
     text = lane.log.read_text(encoding="utf-8", errors="replace").lower()
     known = (advice for symptom, advice in _ADVICE.items() if symptom in text)
-    advice = next(known, "if it names no cause it was killed from outside, most likely because memory ran out")
+    advice = next(known, "if it names no cause, the engine was killed, most likely because memory ran out")
     return (
         f"{lane.name} ended while it started; {advice}; the log is {lane.log}, its last lines are:\n"
         f"{log_tail(lane.log)}"

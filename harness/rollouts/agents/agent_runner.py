@@ -214,7 +214,7 @@ class AgentRunner:
             running.cancel()
             await to_the_end(ended(running))
         if running.cancelled():
-            return AgentEnd(Ending.STOPPED, detail="what follows it did not end")
+            return AgentEnd(Ending.STOPPED, detail="its follow-up did not end")
         running.result()
         return end
 

@@ -15,4 +15,4 @@ def bundled_directory(name: Literal["agents", "scenarios"], *, package: Path = _
         if candidate.is_dir():
             return candidate
     looked = " and ".join(str(candidate) for candidate in candidates)
-    raise HarnessError(f"no bundled {name}: looked for {looked}; install the harness again")
+    raise HarnessError(f"no bundled {name}: looked for {looked}; reinstall the harness")

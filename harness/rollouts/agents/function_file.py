@@ -51,12 +51,12 @@ class FunctionFile:
         _check_arguments(named[-1].args, f"{self.path.name}:{self.name}")
 
     def load(self) -> FunctionAgent:
-        """Run the file anew and return its function. Raises `ScenarioError`."""
+        """Run the file again and return its function. Raises `ScenarioError`."""
         return FunctionAgent(f"{self.path.name}:{self.name}", load_named(self.path, self.name))
 
 
 def load_named(path: Path, name: str) -> Any:
-    """Run the file anew and return its `name`. Raises `ScenarioError`."""
+    """Run the file again and return its `name`. Raises `ScenarioError`."""
     # In a package of its own `from .game import Game` finds the neighbor, equal names in two folders never meet, and
     # `sys.path` is unchanged.
     package = ModuleType(f"harness_scenario_{next(_loaded)}")

@@ -59,7 +59,7 @@ async def install_agent(profile: AgentProfile, say: Say) -> Path:
             await provide_node(agents_directory(), say)
         # Of concurrent installers one works and the others wait. The folder is renamed when complete, so it is whole
         # even if an installer is killed.
-        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that makes {target}"
+        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that builds {target}"
         async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
             if not target.is_dir():
                 await _build(profile, target, say)

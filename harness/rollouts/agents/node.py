@@ -56,7 +56,7 @@ async def provide_node(agents: Path, say: Say) -> Path:
         )
     build, target = _BUILDS[machine], agents / f"node-{NODE_VERSION}"
     lock = target.with_name(f"{target.name}.lock")
-    async with hold_lock_async(lock, on_wait=lambda: say(f"waiting for another process that makes {target}")):
+    async with hold_lock_async(lock, on_wait=lambda: say(f"waiting for another process that builds {target}")):
         if target.is_dir():
             return target
         npm = find_npm()
@@ -69,9 +69,7 @@ async def provide_node(agents: Path, say: Say) -> Path:
             [packed] = scratch.glob("*.tgz")
             # The registry may be a mirror that the harness does not know.
             if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != build.sha512:
-                raise AgentError(
-                    f"{build.package}@{NODE_VERSION} is not the one that was pinned; see which registry npm asks"
-                )
+                raise AgentError(f"{build.package}@{NODE_VERSION} is not the pinned one; check which registry npm uses")
             _unpack(packed, scratch / "built")
             install(scratch / "built", target, scratch)
     return target
@@ -82,7 +80,7 @@ def require_success(command: str, ended: Ended, log: Path) -> None:
     said = ended.output + ended.messages
     log.write_text(said, encoding="utf-8")
     if ended.code:
-        words, where = "\n".join(said.splitlines()[-12:]), f"; all of its words are in {log}"
+        words, where = "\n".join(said.splitlines()[-12:]), f"; its full output is in {log}"
         raise AgentError(
             f"`{command}` failed with exit code {ended.code}; mend what it names and try again{where}:\n{words}"
         )

@@ -208,7 +208,7 @@ def expand(text: str, variables: Mapping[str, str], *, escaped: bool = False) ->
         if is_literal:
             return f"${{{name}}}"
         if name not in variables:
-            raise ValueError(f"${{{name}}}: expected a variable of the agent's environment, and there is none")
+            raise ValueError(f"${{{name}}}: expected a variable of the agent's environment, got none")
         return json.dumps(variables[name])[1:-1] if escaped else variables[name]
 
     return _REFERENCE.sub(value, text)
@@ -222,7 +222,7 @@ def literal(text: str) -> str:
 def closest(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown `name`."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
 def _locked_version(install: InstallSpec, lock: str) -> str:

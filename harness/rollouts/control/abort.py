@@ -213,7 +213,7 @@ class _Abort:
         for name, call in calls:
             try:
                 told = call()
-            except Exception as error:  # noqa: BLE001  # a hook is foreign code; the abort goes on
+            except Exception as error:  # noqa: BLE001  # a hook is foreign code; the abort continues
                 self._note_calls([CallReport(name, f"{type(error).__name__}: {error}")])
                 continue
             if told is not None:

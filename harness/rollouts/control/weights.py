@@ -3,8 +3,8 @@
     async with manager.updating_weights(3) as update:  # a `SessionManager` that knows its engines
         await update.apply(checkpoint)
 
-The sweep recomputes logprobs for the old version while turns go on. A worker that missed the update serves no session
-until a later one. If no worker took it, the old weights go on serving. Versions only go up.
+The sweep recomputes logprobs for the old version while turns continue. A worker that missed the update serves no
+session until a later one. If no worker took it, the old weights are still served. Versions only go up.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class WeightUpdate:
         lost = await self._servers.find_lost()
         if lost:
             raise EngineUnavailable(
-                f"the hold of this update ran out at {', '.join(lost)}, so turns and engines went on: begin it again,"
+                f"the hold of this update ran out at {', '.join(lost)}, so turns and engines continued: begin it again,"
                 " and let the loop run, or take a longer hold_ttl_s"
             )
         self._has_begun, self.report.workers = True, ()
@@ -160,7 +160,7 @@ class WeightUpdate:
         with self._step(UpdateStep.VERIFY):
             await self._engines.verify(errors)
         if not self.report.updated:
-            kept = "some workers serve no session" if self.report.unsettled else "the old weights go on serving"
+            kept = "some workers serve no session" if self.report.unsettled else "the old weights are still served"
             raise EngineError(
                 f"no worker serves weight version {self.report.version}, {kept}: {'; '.join(self.report.problems)}"
             )

@@ -1,6 +1,6 @@
 """The requests of one connection, of which only model calls of one session pass. Sans-IO.
 
-Nothing is passed on as it came: a request is parsed, checked and written anew, so that relay and session server cannot
+Nothing is passed on as it came: a request is parsed, checked and rewritten, so that relay and session server cannot
 disagree where it ends. A request before the answer to the last one is refused, too.
 """
 

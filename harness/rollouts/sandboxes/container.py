@@ -26,7 +26,7 @@ _PULL_S = 600.0  # an image may be pulled first
 _CALL_S = 30.0
 _REMOVE_S = 60.0
 
-# Of the container itself. It ignores the signals that all of its processes get; its `sleep` is started anew.
+# Of the container itself. It ignores the signals that all of its processes get; its `sleep` is restarted.
 _KEEPER = 'trap "" TERM INT HUP QUIT USR1 USR2 ALRM; while :; do sleep 3600; done'
 _VARIABLES = "variables.sh"
 _ENTER = 'command . "$1" && cd "$2" || exit 125; shift 2; exec "$@"'

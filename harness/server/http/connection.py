@@ -122,7 +122,7 @@ class ClientConnection:
 
     def _leave(self) -> None:
         self.has_left = True
-        self.dismiss(ClientLeft("the client left before its answer; the same request goes on with the turn"))
+        self.dismiss(ClientLeft("the client disconnected before its answer; the same request continues the turn"))
 
     def dismiss(self, reason: HarnessError, *, hand_over_s: float = HAND_OVER_S) -> None:
         """End every wait on behalf of the client. The first reason and the shortest time to hand over count."""
@@ -270,11 +270,11 @@ def _noted(header: str) -> str:
 
 def _too_many(limit: str, most: int) -> TooMany:
     return TooMany(
-        f"expected at most {most} {limit.replace('_', ' ')} of a session at one time (the server's limit `{limit}`);"
-        " ask again when another one has ended",
+        f"expected at most {most} {limit.replace('_', ' ')} of a session at once (the server's limit `{limit}`);"
+        " retry when another one has ended",
         limit=limit,
     )
 
 
 def _stopping() -> ServerStopping:
-    return ServerStopping("the server stops; ask the next one, the same request goes on where this one ended")
+    return ServerStopping("the server is stopping; send the same request to the next one, which continues this turn")

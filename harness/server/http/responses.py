@@ -130,9 +130,9 @@ class ErrorAnswers:
         what = f"{method} {path[:200]}"
         answer: HarnessError
         if request.headers.get("upgrade", "").lower() == "websocket":
-            answer = UpgradeRefused(f"{what}: no WebSocket is served; ask by HTTP, answers are streamed there, too")
+            answer = UpgradeRefused(f"{what}: WebSockets are not served; use HTTP, which also streams answers")
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            answer = MethodNotAllowed(f"{what}: this route has other methods")
+            answer = MethodNotAllowed(f"{what}: this route does not allow the method")
         else:
             paths = " or ".join(f"BASE_URL{dialect.path}" for dialect in self._dialects)
             answer = RouteNotFound(f"{what}: no such route; model calls go to {paths}")
@@ -143,7 +143,7 @@ class ErrorAnswers:
             self._metrics.unknown_routes.labels(name_dialect(path)).inc()
         pattern = None if is_expected else self._unknown_routes.note(method, path)
         if pattern is not None:
-            hint = "told once: an agent with another dialect or base URL?"
+            hint = "reported once: does an agent use another dialect or base URL?"
             log.warning(answer.code, route=shorten_secrets(pattern), hint=hint)
         return error_response(answer, to_agent=True, request_id=_new_id(), dialect=self._dialect_of(request))
 
@@ -154,7 +154,7 @@ class ErrorAnswers:
         request_id = _new_id()
         log.error("request_failed", path=_path_in_log(request), request_id=request_id, exc_info=error)
         self._metrics.errors.labels(HarnessError.code).inc()
-        told = HarnessError(f"internal error ({type(error).__name__}); the server's log has it")
+        told = HarnessError(f"internal error ({type(error).__name__}); see the server's log")
         return error_response(told, to_agent=False, request_id=request_id, dialect=self._dialect_of(request))
 
 

@@ -20,7 +20,7 @@ def claim(store: Path) -> BinaryIO:
             raise StoreError(f"{store}: no such directory: {target.parent}")
         # SQLite keeps one log per name of a file.
         if target.is_file() and (names := target.stat().st_nlink) > 1:
-            raise StoreError(f"{store}: expected a file of one name, it has {names} (hard links); use a copy of it")
+            raise StoreError(f"{store}: expected a file without hard links, it has {names} names; use a copy")
         with ExitStack() as stack:
             file = stack.enter_context(target.with_name(f"{target.name}-claim").open("ab"))
             if not try_lock(file):

@@ -70,10 +70,10 @@ class MemoryStore:
         return None
 
     async def read(self, session_id: str) -> Session:
-        raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
+        raise StoreError(f"session {session_id} is not kept: this store does not keep sessions")
 
     async def read_record(self, session_id: str) -> StoredRecord:
-        raise StoreError(f"session {session_id} is not kept: this store keeps nothing")
+        raise StoreError(f"session {session_id} is not kept: this store does not keep sessions")
 
     async def find_heir(self, session_id: str) -> str | None:
         """Return None: the server has the heirs."""

@@ -200,7 +200,7 @@ def read_as_today(path: Path, connection: sqlite3.Connection) -> None:
 def readable_version(path: Path, connection: sqlite3.Connection) -> int:
     """Return the version of the store at `path`. Raises `StoreError` if it is none, or unsupported."""
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sessions'").fetchone():
-        raise StoreError(f"{path} is a database of something else, not a session store; use a new file")
+        raise StoreError(f"{path} is a database, but not a session store; use a new file")
     found: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if found > SCHEMA_VERSION:
         raise StoreError(

@@ -100,7 +100,7 @@ class GroupWriter:
             self._queue.put(notes)
 
     def _run(self) -> None:
-        problem = f"{self._path}: the store has been left"
+        problem = f"{self._path}: the store is closed"
         try:
             for group in self._groups():
                 error = self._commit(group)

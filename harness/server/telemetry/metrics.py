@@ -40,15 +40,15 @@ class ServerMetrics:
         self._turns = cache(counter("harness_turns", "Recorded turns", ["status"]).labels)
         self._ends = cache(counter("harness_turn_ends", "Why recorded turns ended", ["end"]).labels)
         self._tokens = counter("harness_tokens_generated", "Sampled tokens")
-        self._unknown_requests = counter("harness_unknown_requests", "Engine requests whose end was never heard")
+        self._unknown_requests = counter("harness_unknown_requests", "Engine requests that never reported their end")
         self._unknown_tokens = counter(
-            "harness_unknown_tokens", "The most that engines can have sampled for them unheard"
+            "harness_unknown_tokens", "Upper bound of the tokens that engines sampled for them"
         )
         self.errors = counter("harness_errors", "Error answers", ["code"])
-        self.over_limit = counter("harness_over_limit", "Requests that held more than a limit allows", ["limit"])
+        self.over_limit = counter("harness_over_limit", "Requests refused by a limit", ["limit"])
         self._ignored = counter(
             "harness_ignored_parameters",
-            "Turns that were asked for with a field of the body that is not served",
+            "Model calls with a body field that the server ignores",
             ["dialect", "parameter"],
         )
         self._ignored_names: set[str] = set()
@@ -56,17 +56,15 @@ class ServerMetrics:
         self._heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
         self.sessions_created = counter("harness_sessions_created", "Sessions created")
         self._open = gauge("harness_sessions_open", "Sessions held")
-        self._paged_out = gauge("harness_sessions_paged_out", "Those of them that only the store has")
-        self.read_back = histogram(
-            "harness_session_read_back_seconds", "Seconds in which a session that was paged out was read back"
-        )
+        self._paged_out = gauge("harness_sessions_paged_out", "Sessions held that are only in the store")
+        self.read_back = histogram("harness_session_read_back_seconds", "Seconds to read a paged-out session back")
         self.sessions_expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
         self.sessions_quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
         self.turns_in_flight = gauge("harness_turns_in_flight", "Turns without an outcome yet")
         self._repeat_terminated = counter("harness_repeat_terminated_turns", "Turns that the repeat guard ended")
         self.guard_active = gauge("harness_repeat_guard_active", "1 when every turn runs under the repeat guard")
         self.guard_disagreements = counter(
-            "harness_repeat_guard_disagreements", "Turns whose tokens do not bear out what the repeat guard said"
+            "harness_repeat_guard_disagreements", "Turns whose tokens contradict the repeat guard's report"
         )
         self._engine = histogram("harness_engine_seconds", "Seconds from admission to the engine's last token")
         parts = histogram(
@@ -74,13 +72,13 @@ class ServerMetrics:
         )
         self._parts = tuple(map(parts.labels, TurnSeconds._fields))
         self._prompt = counter("harness_prompt_tokens", "Tokens of the prompts of turns")
-        self._cached = counter("harness_cached_prompt_tokens", "Those of them that an engine had cached")
-        self.unknown_routes = counter("harness_unknown_routes", "Requests for no route, by the dialect", ["dialect"])
+        self._cached = counter("harness_cached_prompt_tokens", "Prompt tokens that an engine had cached")
+        self.unknown_routes = counter("harness_unknown_routes", "Requests to unknown routes, by dialect", ["dialect"])
         self._moved = counter("harness_sessions_moved", "Sessions served by another worker than before")
-        self._recomputed = counter("harness_prefix_tokens_recomputed", "Prompt tokens that a move took out of reach")
+        self._recomputed = counter("harness_prefix_tokens_recomputed", "Cached prompt tokens lost to changes of worker")
         self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
-        self._settled = counter("harness_sweep_tokens_settled", "Tokens that met their next version in a sweep")
-        self._unmet = counter("harness_sweep_tokens_left", "Tokens that a sweep did not reach")
+        self._settled = counter("harness_sweep_tokens_settled", "Tokens that sweeps scored under their next version")
+        self._unmet = counter("harness_sweep_tokens_left", "Tokens that sweeps left unscored")
         self.teacher_tokens = counter(
             "harness_teacher_tokens_scored", "Sampled tokens that a teacher scored", ["teacher"]
         )
@@ -90,13 +88,13 @@ class ServerMetrics:
         self.teacher_queue = gauge(
             "harness_teacher_sessions_waiting", "Sessions to score, queued or at work", ["teacher"]
         )
-        self.holds_expired = counter("harness_gate_holds_expired", "Holds on the gate that ran out")
-        self.engines_woken = counter("harness_engines_woken", "Times the server continued engines that a hold had left")
-        self.spans_sent = counter("harness_spans_sent", "Spans that a collector took")
-        self.spans_dropped = counter("harness_spans_dropped", "Spans that no collector got", ["reason"])
-        self.span_posts_failed = counter(
-            "harness_span_posts_failed", "Requests with spans that a collector did not take"
+        self.holds_expired = counter("harness_gate_holds_expired", "Gate holds that expired")
+        self.engines_woken = counter(
+            "harness_engines_woken", "Times the server continued engines that a hold left paused"
         )
+        self.spans_sent = counter("harness_spans_sent", "Spans that a collector accepted")
+        self.spans_dropped = counter("harness_spans_dropped", "Spans that were never delivered", ["reason"])
+        self.span_posts_failed = counter("harness_span_posts_failed", "Span requests that a collector rejected")
         self.overhead = histogram(
             "harness_overhead_seconds", "Seconds the server itself spent on a turn: everything but the engine"
         )

@@ -180,14 +180,14 @@ class Actions:
 
     async def _kill_server(self, moment: Moment) -> Effect:
         if not self.seams.server.is_up:
-            raise HarnessError("the server had been killed before, and was not back yet")
+            raise HarnessError("the server was already killed, and not back yet")
         did = f"the server was killed with {_count(len(self.seams.server.open_sessions), 'session')}"
         await self.seams.server.kill()
         return Effect(did, moment.last, self.seams.server.start)
 
     async def _kill_engine(self, moment: Moment) -> Effect:
         if not self.seams.engine_is_up:
-            raise HarnessError("the engine had been killed before, and was not back yet")
+            raise HarnessError("the engine was already killed, and not back yet")
         did = f"the engine was killed with {_count(len(self.seams.engine.live), 'request')}"
         await self.seams.kill_engine()
         if moment.fault.seconds is None:

@@ -177,7 +177,7 @@ class Trial:
         for path in verifier.iterdir():  # a reward that the agent wrote
             make_way(path)
         if any(verifier.iterdir()):
-            raise OSError(errno.ENOTEMPTY, "the agent left what cannot be removed", str(verifier))
+            raise OSError(errno.ENOTEMPTY, "the agent left files that cannot be removed", str(verifier))
         self._make_writable(self._folder / _HOME.removeprefix("/logs/"))
         _show(self._task.directory / "tests", self._folder / "tests", "test.sh")
 

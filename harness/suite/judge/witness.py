@@ -16,7 +16,7 @@ from harness.sessions.ledger import Ledger
 from harness.suite.judge.verdicts import Verdict
 from harness.types import Json
 
-_NOBODY_ASKED = "their engines were not asked again: the run goes on, was killed, failed, or is of an earlier version"
+_NOBODY_ASKED = "engines were not read at the end: the run continues, was killed or failed, or is of an earlier version"
 
 
 class Look(NamedTuple):
@@ -83,19 +83,19 @@ def hear(engines: str, before: Look, after: Look) -> TokenReading:
     if reading.uncounted and (reading.difference or reading.unknown):  # unknown tokens may offset uncounted ones
         reason = f"the engines have not counted {reading.uncounted} of their requests"
     elif after.server_kills > before.server_kills and not reading.agrees:
-        reason = "the session server was killed, and left no word about the requests of that moment"
+        reason = "the session server was killed, and did not record its requests of that moment"
     return msgspec.structs.replace(reading, reason=reason)
 
 
 def _objection(before: Mapping[str, EngineCount], after: Mapping[str, EngineCount]) -> str:
     for name in sorted({*before} ^ {*after}):
-        return f"{(before.get(name) or after[name]).engine} was there for a part of the time only"
+        return f"{(before.get(name) or after[name]).engine} was present for part of the time only"
     for name, now in after.items():
         then, engine = before[name], now.engine
         if not now.start:
-            return f"{engine} does not say since when it counts"
+            return f"{engine} does not report when its counters started"
         if now.start != then.start or now.tokens < then.tokens:
-            return f"{engine} was started anew, or left its pool for a while"
+            return f"{engine} was restarted, or left its pool for a while"
         requests, own = now.requests - then.requests, now.own_requests - then.own_requests
         if requests > own:
             return f"{engine} had {requests} requests that could sample, and this run sent {own} of them"
@@ -161,7 +161,7 @@ class Witness:
     @property
     def _verdict(self) -> str:
         if not self.agrees:
-            return f"difference {self.difference:,}, which nothing explains"
+            return f"difference {self.difference:,}, unexplained"
         unknown = sum(each.unknown for each in self.heard)
         return f"difference {self.difference:,}" + (f" of at most {unknown:,} unknown" if unknown else "")
 
@@ -181,6 +181,4 @@ def judge_witness(readings: Iterable[TokenReading]) -> Iterator[Verdict]:
     heard = [each for each in readings if not each.reason]
     if heard:
         witness = Witness(heard, ())
-        yield Verdict(
-            "expect_witness_agrees", "no difference that nothing explains", witness.words, bool(witness.agrees)
-        )
+        yield Verdict("expect_witness_agrees", "no unexplained difference", witness.words, bool(witness.agrees))

@@ -257,7 +257,7 @@ def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder
         ignored.append("services")
     if ignored:
         raise ScenarioError(
-            f"expected --server, or --set {ignored[0]}, got both: a server that runs has its engine, its model and its"
+            f"expected --server, or --set {ignored[0]}, got both: a running server has its own engine, model and"
             " services"
         )
 

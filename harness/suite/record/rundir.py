@@ -121,7 +121,7 @@ class RunDirectory:
         """Lock the directory. Raises `RunError` when another run holds it."""
         with disk_failures(self.config), self.config.open("rb") as file:
             if not try_lock(file):
-                raise RunError(f"another run is at work in {self.path}; wait for it or stop it")
+                raise RunError(f"another process uses the run {self.path}; wait for it or stop it")
             for path in self.path.glob(f".*{_UNFINISHED}"):  # left by a killed run
                 path.unlink()
             yield

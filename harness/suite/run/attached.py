@@ -136,7 +136,7 @@ class AttachedServices(Services):
         return SessionManager(self.address.url, admin_token=self.address.admin_token, client=self.client)
 
     async def drain(self) -> None:
-        """See `Services`; other users' sessions go on."""
+        """See `Services`; other users' sessions continue."""
         await self.client.drain_own()
 
     async def close_abandoned_sessions(self) -> None:

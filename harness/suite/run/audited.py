@@ -1,4 +1,4 @@
-"""Audit of a run: some of its rollouts while it goes on, or all of them afterwards. `audit.json` keeps the report."""
+"""Audit of a run: some of its rollouts while it continues, or all of them afterwards. `audit.json` keeps the report."""
 
 import asyncio
 import time
@@ -229,7 +229,7 @@ class RunAudit:
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Say an error of the block, once: whatever a model's code raises, the run goes on."""
+        """Say an error of the block, once: whatever a model's code raises, the run continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -271,5 +271,5 @@ def read_audit(directory: RunDirectory) -> Json | None:
         msgspec.json.decode(content, type=_Written)
         report: Json = msgspec.json.decode(content)
     except (OSError, msgspec.MsgspecError) as error:
-        raise RunError(f"{directory.audit}: {error}; make it anew with `harness audit`") from error
+        raise RunError(f"{directory.audit}: {error}; recreate it with `harness audit`") from error
     return report

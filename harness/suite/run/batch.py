@@ -120,7 +120,7 @@ class RolloutBatch:
             raise problem
 
     def _with_record(self, task: AgentTask, number: int) -> AgentTask:
-        # A lost rollout goes on from its record.
+        # A lost rollout continues from its record.
         earlier = self.log.find_record(number, even_final=self.goes_on)
         task = replace(task, inherits=None if earlier is None else Inheritance(earlier))
         if not isinstance(self.services, OwnServices):  # the client of a server of others notes its sessions itself
@@ -150,7 +150,7 @@ class RolloutBatch:
         rollout = await self._run_agent(task, number)
         if task.inherits is None or rollout is None or rollout.outcome.kind is not OutcomeKind.NOT_STARTED:
             return rollout
-        self.progress.say(f"rollout {number} begins anew: {rollout.outcome.detail}")
+        self.progress.say(f"rollout {number} starts over: {rollout.outcome.detail}")
         return await self._run_agent(replace(task, inherits=None), number)
 
     async def _run_agent(self, task: AgentTask, number: int) -> Rollout | None:
@@ -169,13 +169,13 @@ class RolloutBatch:
         something else. The returned error ends the run.
         """
         problem: HarnessError | None = None
-        detail, is_disturbed, may_be_mixed = "the session server was started anew meanwhile", False, False
+        detail, is_disturbed, may_be_mixed = "the session server was restarted meanwhile", False, False
         try:
             is_disturbed = await self.services.start_of_server() != start
         except EngineUnavailable as error:
             problem, detail, may_be_mixed = error, error.message, True
         except HarnessError as error:
-            problem, detail, is_disturbed = error, "the session server went away meanwhile", True
+            problem, detail, is_disturbed = error, "the session server disappeared meanwhile", True
         # Even a good end may hide turns of another model.
         if not may_be_mixed and (not is_disturbed or rollout.outcome.kind in ENDED_WELL):
             return rollout, problem

@@ -22,7 +22,7 @@ def begin_run(suite: str, overrides: Overrides, out: Path | None, *, trains: boo
         selection = select(suite, overrides, trains=trains)
     except NothingSelected:
         if _is_run_directory(suite):
-            raise RunError(f"{suite} is a run directory: add --resume to go on with it") from None
+            raise RunError(f"{suite} is a run directory: add --resume to continue it") from None
         raise
     return OpenedRun(selection, RunDirectory.create(out or new_run_path(suite), selection.config))
 
@@ -38,7 +38,7 @@ def resume_run(suite: str, overrides: Overrides, out: Path | None, *, trains: bo
     recorded = RunConfig.load(directory.config)
     if recorded.trains is not trains:
         command = "train" if recorded.trains else "run"
-        raise RunError(f"{directory.path} is a run of `harness {command}`: go on with that command")
+        raise RunError(f"{directory.path} is a run of `harness {command}`: continue it with that command")
     if not names_run:
         asked = [str(folder.directory) for folder in find_scenarios(suite)]
         if asked != [entry.directory for entry in recorded.scenarios]:

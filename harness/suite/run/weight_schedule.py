@@ -51,7 +51,7 @@ async def change_weights(
     if known_version(services.engine.weight_version):  # workers that were running may have had updates
         raise ScenarioError(
             f"weights: expected engines at version 0, for the n-th update brings version n; they serve version"
-            f" {services.engine.weight_version}: load the first weights as version 0, or start them anew"
+            f" {services.engine.weight_version}: load the first weights as version 0, or restart the engines"
         )
     say(f"making {len(weights.updates)} checkpoints in {directory.checkpoints}")
 
@@ -171,7 +171,7 @@ class _Schedule:
         problems = f"; {'; '.join(report.problems)}" if report.problems else ""
         self.say(
             f"weights {report.version} ({update.when}): agents waited {report.pause_s:.2f} s,"
-            f" the sweep settled {settled} tokens{problems}"
+            f" the sweep scored {settled} tokens{problems}"
         )
         self._reports.append(
             {

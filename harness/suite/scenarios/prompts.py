@@ -1,7 +1,7 @@
 """Prompts of a scenario, in the order in which they run: filtered, shuffled, limited, repeated.
 
     rows that pass the filters, shuffled, the first of them: every epoch has exactly these
-    epoch 0 in this order, every further one shuffled anew
+    epoch 0 in this order, every further one reshuffled
 
 The order depends on the data and `[data]` alone (I10).
 """

@@ -198,7 +198,7 @@ class TeacherTable(Strict):
 
 
 class AuditSpec(Strict):
-    """Comparison of sampled tokens with the trainer's weights, while the run goes on."""
+    """Comparison of sampled tokens with the trainer's weights, while the run continues."""
 
     share: float = Field(gt=0, le=1)
     """Share of the rollouts."""

@@ -35,7 +35,7 @@ class Checkpoints:
             return
         folder = self._states / str(steps)
         if not folder.is_dir():
-            raise RunError(f"{folder} is gone, so the run cannot go on after step {steps}; start a new run")
+            raise RunError(f"{folder} is gone, so the run cannot continue after step {steps}; start a new run")
         learner.load_state(folder)
 
     def save_state(self, learner: Learner) -> None:

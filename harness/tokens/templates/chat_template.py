@@ -230,7 +230,7 @@ class ChatTemplateTokenizer:
             text = self.dummy_text(transition, dummy_messages([role], ["text"]), ()) or ""
             behind = text.removeprefix(self._trick.close_text)
             begins.append({end for end in ends if behind.startswith(end)})
-        # A model that goes on to the next role may end with its marker, as GLM does. Such a marker begins messages of
+        # A model that continues to the next role may end with its marker, as GLM does. Such a marker begins messages of
         # one role only, and is no end that the template writes after answers.
         written = self.template.text + self._trick.close_text
         return frozenset(ends[end] for end in ends.keys() - (begins[0] ^ begins[1]) if end in written)

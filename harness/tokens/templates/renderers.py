@@ -280,7 +280,7 @@ def _package() -> Any:
     except ModuleNotFoundError as error:
         raise TokenizerError(
             "the chat template rewrites turns that it has rendered: `pip install 'session-harness[renderers]'` has what"
-            " goes on from them in many model families; with the renderer `none` every turn begins a branch"
+            " continues from them in many model families; with the renderer `none` every turn begins a branch"
         ) from error
     finally:
         for name in stand_ins:

@@ -43,9 +43,7 @@ class Collector:
     def begin(self, step: int, *, is_last: bool = False) -> "StepCollection":
         """Begin `step`. If it `is_last`, keep nothing for a next one. Raises `StepError` during the step before."""
         if self._current is not None and not self._current.is_over:
-            raise StepError(
-                f"step {step} cannot begin: step {self._current.step} is not over; await its end, or close it"
-            )
+            raise StepError(f"step {step} cannot begin before step {self._current.step} ends: await it, or close it")
         self._current = StepCollection(
             step,
             self._source,

@@ -103,7 +103,7 @@ class SegmentMaker:
     def __post_init__(self) -> None:
         if self.packing_length < 1 or self.max_staleness < 0:
             raise StepError(
-                f"packing_length is at least 1 and max_staleness at least 0, these are {self.packing_length} and"
+                f"expected packing_length >= 1 and max_staleness >= 0, got {self.packing_length} and"
                 f" {self.max_staleness}"
             )
 

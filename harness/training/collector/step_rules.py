@@ -25,7 +25,7 @@ class StepBudget:
 
     def __post_init__(self) -> None:
         if self.rollouts_per_step < 1 or self.group_size < 1:
-            raise StepError(f"rollouts_per_step and group_size are at least 1, these are {self}")
+            raise StepError(f"expected rollouts_per_step and group_size of at least 1, got {self}")
         if self.rollouts_per_step % self.group_size:
             raise StepError(
                 f"rollouts_per_step is {self.rollouts_per_step}, which is no multiple of group_size, {self.group_size}"
@@ -41,7 +41,7 @@ class StepBudget:
         """Return the smallest such budget of at least `rollouts`."""
         batch = per_device_batch * world_size
         if batch < 1:
-            raise StepError(f"per_device_batch times world_size is at least 1, this is {batch}")
+            raise StepError(f"per_device_batch times world_size: expected at least 1, got {batch}")
         return cls.derive(per_device_batch, world_size, -(-rollouts // batch), group_size)
 
     @property
@@ -111,7 +111,7 @@ class StepRules:
         if not self.deadline_s > 0:
             raise StepError(f"deadline_s: expected a positive number of seconds, got {self.deadline_s}")
         if self.partial is Partial.RESUME and not self.over_sampling:
-            raise StepError('partial="resume" goes on with over-sampled groups, and over_sampling is 0; set that too')
+            raise StepError('partial="resume" continues with over-sampled groups, and over_sampling is 0; set that too')
 
 
 DISPOSITIONS: Mapping[OutcomeKind, Disposition | None] = {

@@ -46,7 +46,7 @@ class ScriptedLearner:
         self.discard_step()
         if sums.trained_tokens:
             if not 0 < normalizer < float("inf"):
-                raise LearnerError(f"the normalizer of a step is a positive number, this one is {normalizer}")
+                raise LearnerError(f"normalizer: expected a positive number, got {normalizer}")
             told = json.dumps([self.weights, packs, float(normalizer)])
             self.weights = blake2b(told.encode(), digest_size=16).hexdigest()
         self._step += 1

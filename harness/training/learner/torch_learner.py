@@ -191,7 +191,7 @@ class TorchLearner:
 
     def _update(self, normalizer: float, learning_rate: float) -> float:
         if not 0 < normalizer < math.inf:
-            raise LearnerError(f"the normalizer of a step is a positive number, this one is {normalizer}")
+            raise LearnerError(f"normalizer: expected a positive number, got {normalizer}")
         self._gradients.scale(1 / normalizer)
         norm = self._gradients.norm()
         if not math.isfinite(norm):

@@ -17,7 +17,7 @@ STATISTICS = ("count", "mean", "min", "median", "p95", "max")
 
 METRICS: Mapping[str, str] = {
     "report/sessions": "sessions of the run",
-    "report/outcome/OUTCOME": "sessions that ended so",
+    "report/outcome/OUTCOME": "sessions with that outcome",
     "report/reward/SCENARIO/STAT": "rewards of the scenario's sessions",
     "report/pass_at/SCENARIO/K": "estimate that one of K samples of a prompt passes: has reward 1 or more",
     "report/session_turns/STAT": "turns of a session",
@@ -35,9 +35,9 @@ METRICS: Mapping[str, str] = {
     "report/turn_end/END": "turns with that end",
     "report/tokens/trained": "sampled tokens that are trained",
     "report/tokens/masked": "sampled tokens that are masked",
-    "report/tokens/unknown": "tokens at most that were perhaps sampled and never handed over",
+    "report/tokens/unknown": "upper bound of tokens that were sampled but never received",
     "report/dropped/REASON": "sampled tokens that are dropped for that reason",
-    "report/version_lag/VERSIONS": "sampled tokens by how many versions theirs is behind",
+    "report/version_lag/VERSIONS": "sampled tokens by versions behind the newest",
     "report/audit/CAUSE": "nats of the gap between engine and trainer that a cause explains",
     "session/reward": "reward of a session; the step is its number",
     "session/turns": "its turns",

@@ -3,7 +3,7 @@
 Every observation makes a *version*; lines, turns and bands know the version of their last change. A browser sends its
 version and gets the later changes, so the server keeps no state of browsers. The last `MOST_GONE` sessions that the
 server dropped stay as last seen. Browsers forget older ones themselves. A browser that missed the end of one of those
-gets everything anew.
+gets everything again.
 """
 
 from collections import OrderedDict
@@ -80,7 +80,7 @@ class SeenSession:
         """Return the line, with the times that changed since `version`."""
         line = live_line(self.summary, self.rate)
         if self.is_gone:
-            line = replace(line, state=_GONE, detail="the server does not have it any more: as last seen")
+            line = replace(line, state=_GONE, detail="no longer on the server: as last seen")
         times = [
             (time.began_at, time.seconds, time.status, time.index)
             for time, seen_in in self._times.values()

@@ -51,7 +51,7 @@ function makeArticle(turn, place) {
     "assistant", turn.sampled + " tokens", digits(turn.seconds) + " s", versions, turn.attempts > 1 && turn.attempts + " attempts",
   ].filter(Boolean).join(" \u00b7 ")));
   if (turn.role !== "main") head.append(make("span", "badge role", turn.role + (turn.evidence ? ": " + turn.evidence : "")));
-  if (turn.depth) head.append(make("span", "badge", turn.parent === null ? "begins anew" : "continues turn " + turn.parent));
+  if (turn.depth) head.append(make("span", "badge", turn.parent === null ? "new root" : "continues turn " + turn.parent));
   if (turn.status !== "completed") head.append(make("span", "badge bad", turn.status + " by " + turn.end));
   if (!isTrained(turn.fate)) head.append(make("span", "badge bad", "dropped: " + turn.fate));
   const said = make("div", "message assistant");

@@ -21,7 +21,7 @@ function tellFamily(line) {
   family.replaceChildren(make("summary", "", "family of " + plural(list.children.length, "session") + kinOf(line) + (line.inherits ? " from " + line.inherits.slice(0, 8) : "") + reasonOf(line)), list);
 }
 
-const kinOf = (line) => !line.inherits ? "" : line.forked_at === null ? ", goes on" : ", forks turn " + line.forked_at;
+const kinOf = (line) => !line.inherits ? "" : line.forked_at === null ? ", continues" : ", forks turn " + line.forked_at;
 const leftOf = (line) => line === opened ? session.left : line.left;
 const reasonOf = (line) => leftOf(line) ? ", until " + leftOf(line) : "";
 

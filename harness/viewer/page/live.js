@@ -51,7 +51,7 @@ async function askOnce(wanted) {
   try {
     take(news, wanted);
   } catch (error) {
-    version = 0; // what was taken by half is asked for anew
+    version = 0; // what was taken by half is requested again
     if (kept) kept.version = 0;
     reportError(error);
   }

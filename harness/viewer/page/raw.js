@@ -44,6 +44,6 @@ function showRaw() {
   const request = requestOf(turn);
   byId("raw").replaceChildren(
     makeCopy("copy as curl", () => curlOf(request)), makeCopy("copy as JSON", () => request), makeCopy("copy as test input", scriptOf), makeCopy("copy link", () => location.href),
-    make("h2", "", "request of turn " + turn.index), ...makeWords(request), make("h2", "", "what became of it"), ...makeWords(JSON.stringify(facts, null, 2)),
+    make("h2", "", "request of turn " + turn.index), ...makeWords(request), make("h2", "", "its outcome"), ...makeWords(JSON.stringify(facts, null, 2)),
     make("h2", "", "metadata of the session"), ...makeWords(JSON.stringify(session.metadata || {}, null, 2)));
 }

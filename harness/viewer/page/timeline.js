@@ -24,7 +24,7 @@ const axis = make("div", "axis");
 lanes.space.append(drawn);
 byId("lanes").prepend(axis);
 
-// Says whether the scale is another one than before: then every lane has to be drawn anew.
+// Says whether the scale is another one than before: then every lane has to be redrawn.
 function layOutTimeline() {
   const before = [begin, span];
   let end = -Infinity;
@@ -104,7 +104,7 @@ function askSecond() {
   tellMoment();
 }
 
-// The turns during the next band of this kind; from the last one it goes on with the first.
+// The turns during the next band of this kind; from the last one it continues with the first.
 function askBand(kind) {
   const alike = bands.filter((each) => each.kind === kind);
   during = alike[(alike.indexOf(during) + 1) % alike.length];

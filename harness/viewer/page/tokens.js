@@ -147,7 +147,7 @@ function* legend(tally) {
   }
 }
 
-// To the first token of the next stretch of those asked for, or of the one before; from an end it goes on at the other.
+// To the first token of the next stretch of those asked for, or of the one before; from an end it continues at the other.
 function goToFound(step) {
   const begins = session.turns.flatMap((turn, place) => {
     const found = [];

@@ -55,7 +55,7 @@ def test_a_drain_stops_every_agent(findings: Findings, scene: str, name: str) ->
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_no_agent_notices_a_long_pause(findings: Findings, name: str) -> None:
-    """The turn that was cut goes on; all turns are one sample of what the engine heard and said, side calls apart.
+    """The turn that was cut continues; all turns are one sample of what the engine heard and said, side calls apart.
 
     Those that can be told so would give up, or ask again, after 5 s without an event.
     """

@@ -56,7 +56,7 @@ def test_clients_that_are_meant_to_stream_do(findings):
 
 
 def test_every_client_comes_again_when_it_is_asked_to(findings):
-    """One more request for each 503 with Retry-After, and the conversation goes on as one sample."""
+    """One more request for each 503 with Retry-After, and the conversation continues as one sample."""
     outcome = findings.refused_for_a_while
 
     assert {library: played.ending.answers for library, played in outcome.items()} == dict.fromkeys(outcome, ANSWERS)

@@ -132,7 +132,7 @@ async def stays(bench: Bench, observe: Callable[[], Awaitable[object]]) -> None:
 
 
 async def becomes_idle(bench: Bench) -> None:
-    """The engine works on nothing any more, and goes on doing so."""
+    """The engine works on nothing any more, and continues doing so."""
 
     async def is_busy() -> bool:
         return bool((await bench.provider.health()).running)
@@ -406,7 +406,7 @@ async def test_generations_at_once_do_not_mix(bench: Bench):
 
 
 async def test_an_abort_ends_one_generation_with_its_partial_output(bench: Bench):
-    """The aborted one ends as ABORT with what it had; the other one goes on."""
+    """The aborted one ends as ABORT with what it had; the other one continues."""
     async with running(bench) as live, running(bench) as other:
         assert await bench.provider.abort(live.request_id) == 1
         result = await soon(live.task)

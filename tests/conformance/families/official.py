@@ -78,7 +78,7 @@ class Official:
 
 @cache
 def official(family: Family) -> Official:
-    """What the maker of `family` published, read anew."""
+    """What the maker of `family` published, read again."""
     config = json.loads((family.folder / "tokenizer_config.json").read_text(encoding="utf-8"))
     special = {name: config.get(name) for name in _SPECIAL}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in special.items() if token}

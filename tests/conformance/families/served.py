@@ -2,7 +2,7 @@
 
 The client sends back what it got, as clients do; it alone knows which answer a request continues. The engine logs the
 ids it read and the ids it sampled. From these two follows what must hold (I1): where a turn continues an answer, its
-input begins with the input and the output of that turn, bit by bit, and goes on with what the official template says
+input begins with the input and the output of that turn, bit by bit, and continues with what the official template says
 there. Where the server says that it began a new branch, its input is the official prompt of the whole conversation.
 """
 

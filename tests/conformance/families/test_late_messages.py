@@ -1,4 +1,4 @@
-"""What clients add to a history beside questions and results goes on exactly where the family can go on at all."""
+"""What clients add to a history beside questions and results continues exactly where the family can continue at all."""
 
 import pytest
 

@@ -132,7 +132,7 @@ def test_reasoning_that_is_written_out_is_the_renderers_to_judge(family):
 
 @QWEN3
 def test_reasoning_of_earlier_turns_stays_as_it_was_sampled(family):
-    """The template would drop it; the session keeps it, so the branch goes on."""
+    """The template would drop it; the session keeps it, so the branch continues."""
     extension = family.chat.extend_ids(turn(family, "<think>\nhm\n</think>\n\nyes<|im_end|>"), [USER], [])
 
     assert text_of(family, extension) == "\n<|im_start|>user\nnext<|im_end|>\n<|im_start|>assistant\n"
@@ -141,7 +141,7 @@ def test_reasoning_of_earlier_turns_stays_as_it_was_sampled(family):
 @QWEN3
 @pytest.mark.parametrize("theirs", [[], [USER, {"role": "assistant", "content": "mine"}, USER]])
 def test_what_a_bridge_is_not_for_is_written_by_the_template(family, theirs):
-    """A history that ends with the answer, or goes on with one of the client's."""
+    """A history that ends with the answer, or continues with one of the client's."""
     previous = turn(family, "x<|im_end|>")
 
     extension = family.chat.extend_ids(previous, theirs, [])

@@ -89,7 +89,7 @@ LIBRARIES = (
     Library("anthropic", "anthropic", (MESSAGES,)),
     Library("autogen", "autogen-agentchat", (CHAT,)),
     Library(
-        "crewai", "crewai", (CHAT,), is_rare=True, rewrites="a task begins anew, without the calls of the one before"
+        "crewai", "crewai", (CHAT,), is_rare=True, rewrites="a task starts over, without the calls of the one before"
     ),
     Library("google_adk", "google-adk", (CHAT, GEMINI), is_rare=True),
     Library("google_genai", "google-genai", (GEMINI,)),

@@ -79,7 +79,7 @@ async def play_on_the_chain(
     """A scenario with `keys` on lanes of SGLang and vLLM, of which `workers` run already, and what holds of every one.
 
     Its checks hold, every fault came and did what it says, the ledger is what the file holds, the engines counted no
-    other tokens, and no sample goes on behind an incomplete turn.
+    other tokens, and no sample continues behind an incomplete turn.
     """
     out = directory / "run"
     scenario = write_scenario(

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.agent
 
 
 async def test_agents_that_take_nothing_for_the_end(workers: Mapping[str, str], model_dir: Path, tmp_path: Path):
-    """Drained and aborted in their seventh turn, they go on asking, in vain; those that never stop are killed."""
+    """Drained and aborted in their seventh turn, they continue asking, in vain; those that never stop are killed."""
     asked_in_vain, stubborn = 4, range(SESSIONS)
     played = await play_on_the_chain(
         tmp_path,

@@ -57,7 +57,7 @@ async def test_everything_between_agents_and_engines_breaks(
 
 
 async def test_a_real_engine_dies(vllm_url: str, smg: GatewayProgram, model_dir: Path, tmp_path: Path):
-    """It is killed in the middle of turns, for good; its sessions go on at the other one, turns and all.
+    """It is killed in the middle of turns, for good; its sessions continue at the other one, turns and all.
 
     The one that dies is started for this play, and ends with it.
     """

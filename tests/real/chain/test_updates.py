@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 
 
 async def test_everything_stands_still_twice(workers: Mapping[str, str], model_dir: Path, tmp_path: Path):
-    """In the middle of turns, as for other weights: the engines end them, and they go on as the same turns."""
+    """In the middle of turns, as for other weights: the engines end them, and they continue as the same turns."""
     first, second = 2, 5
     everybody = [*range(SESSIONS)]
     played = await play_on_the_chain(

@@ -18,7 +18,7 @@ AGENT = '''
 What the SDK does not ask again by itself, because the server tells it not to, is asked again here.
 
 metadata:
-    stubborn        goes on after a 404 and ignores SIGTERM
+    stubborn        continues after a 404 and ignores SIGTERM
     meets_after     after so many answers it waits
     members         until so many are at the meeting: each counts once when it comes there, and once when it has ended
     meeting         the name of the meeting

@@ -35,7 +35,7 @@ from tests.session_servers.served import serving_with
 
 TURNS, SESSIONS = 3, 6
 SAID = {"max_tokens": 150, "stop": [".", ",", "\n"]}
-"""Ends soon and by itself, so that the branch goes on."""
+"""Ends soon and by itself, so that the branch continues."""
 LONG = "The river runs to the sea. " * 20
 """More than the 128 tokens of a block in vLLM's cache."""
 NOISE = 0.03

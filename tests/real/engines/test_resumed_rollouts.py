@@ -1,4 +1,4 @@
-"""Rollouts that are killed after each turn go on: a real engine samples each turn once, and its logprobs stay true.
+"""Rollouts that are killed after each turn continue: a real engine samples each turn once, and its logprobs stay true.
 
 `HARNESS_SOAK_AGENTS` says how many rollouts. The weights change in the middle of their lives.
 """
@@ -47,7 +47,7 @@ class KilledAgent:
         self.ledgers: list[Json] = []
         self.repeated = 0
         self.has_ended = False
-        """True after an answer that was cut at its limit: its branch cannot go on."""
+        """True after an answer that was cut at its limit: its branch cannot continue."""
 
     async def begin(self) -> None:
         """End the session of the last life, and repeat its calls on the next one."""

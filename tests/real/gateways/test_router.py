@@ -22,7 +22,7 @@ VERSIONED = {"model_path": "/weights/b", "weight_version": "1"}
 
 @dataclass
 class Talk:
-    """One session and its agent, which goes on from every answer."""
+    """One session and its agent, which continues from every answer."""
 
     router: Router
     session_id: str
@@ -36,11 +36,11 @@ class Talk:
         return cls(router, created["session_id"], created["api_key"], [user(f"hello from {created['session_id']}")])
 
     async def turn(self) -> int:
-        """Take one turn; the status of its answer. The next one goes on from it, or asks the same again."""
+        """Take one turn; the status of its answer. The next one continues from it, or asks the same again."""
         body = {"model": "m", "messages": self.messages}
         status, answer = await self.router.post(f"/sessions/{self.session_id}/v1/chat/completions", body, self.api_key)
         if status == 200:
-            self.messages += [answer["choices"][0]["message"], user(f"go on, {len(self.messages)}")]
+            self.messages += [answer["choices"][0]["message"], user(f"continue, {len(self.messages)}")]
         return status
 
 
@@ -51,7 +51,7 @@ async def _workers() -> AsyncIterator[WorkerProcesses]:
 
 
 async def test_a_killed_worker_costs_no_session_that_had_no_turn_there(smg, workers, tmp_path):
-    """Control reaches both; one dies with turns in flight; everybody goes on, and every token is accounted for."""
+    """Control reaches both; one dies with turns in flight; everybody continues, and every token is accounted for."""
     first, second = [await workers.start(kind, token_delay_s=0.03) for kind in ("sglang", "vllm")]
     async with routing(tmp_path, "--worker-urls", f"{first.url},{second.url}") as router:
         await router.serving(first.url, second.url)

@@ -37,7 +37,7 @@ TOLERANCE = 1e-3
 token of old keys and values by 0.03. Once, on a busy machine, 1.7e-3 was seen: `evidence` is for the next time."""
 NOISE = 0.03
 TURN = {"max_tokens": 120, "temperature": 0.7, "stop": [".", ",", "\n"]}
-"""Ends soon and by itself: a branch that was cut at its limit could not go on."""
+"""Ends soon and by itself: a branch that was cut at its limit could not continue."""
 LONG_TURN = {"max_tokens": 200, "temperature": 0.3}
 ENDLESS_TURN = {"min_tokens": 3000, "max_tokens": 3500, "temperature": 0.7}
 """Cannot end before every update has fallen into it."""

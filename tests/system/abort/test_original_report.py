@@ -1,4 +1,4 @@
-"""What this project was started for: a turn is aborted in the middle of its decoding and the agent goes on.
+"""What this project was started for: a turn is aborted in the middle of its decoding and the agent continues.
 
 The turns after it look COMPLETED and can never be trained; one such session used to crash a training job.
 """
@@ -61,7 +61,7 @@ async def go_on(base_url: str, **_: Any) -> Json:
 
 
 async def _six_turns(selection: str) -> tuple[list[Json], Json]:
-    """Samples and record of a session whose third of six turns was aborted while its agent went on."""
+    """Samples and record of a session whose third of six turns was aborted while its agent continued."""
     async with serving(*SIX_TURNS, settings=GIVES_UP_AT_ONCE) as client:
         session = await client.create(after_incomplete="serve", selection=selection)
         messages: list[Any] = [user("go")]

@@ -1,4 +1,4 @@
-"""A rollout that is interrupted goes on later: its agents held at the gate, or begun anew on what is on record."""
+"""A rollout that is interrupted continues later: its agents held at the gate, or begun anew on what is on record."""
 
 import asyncio
 from dataclasses import replace
@@ -65,7 +65,7 @@ def is_exact(rollout: Any) -> bool:
 
 @AGENTS
 async def test_agents_are_kept_alive_across_a_pause(tmp_path: Path, agent: Any):
-    """Held at the gate with a partial turn; afterwards the same agents go on, and notice nothing."""
+    """Held at the gate with a partial turn; afterwards the same agents continue, and notice nothing."""
     async with stage(tmp_path, *STOPS_IN_THE_SECOND) as staged:
         pending = staged.start(agent, metadata={"start_rollout_id": 3})
         await in_the_second_turn(staged)
@@ -86,7 +86,7 @@ async def test_agents_are_kept_alive_across_a_pause(tmp_path: Path, agent: Any):
 
 @AGENTS
 async def test_agents_begin_anew_on_what_is_on_record(tmp_path: Path, agent: Any):
-    """Aborted and kept; a later rollout gets the answers again and goes on in the middle of the second turn."""
+    """Aborted and kept; a later rollout gets the answers again and continues in the middle of the second turn."""
     async with stage(tmp_path, *STOPS_IN_THE_SECOND) as staged:
         staged.start(agent)
         await in_the_second_turn(staged)

@@ -127,7 +127,7 @@ def _framings(prey: Prey) -> Iterator[Hostile]:
         "chunk in no number": ("Transfer-Encoding: chunked", b"zz\r\n" + CHAT + b"\r\n0\r\n\r\n"),
         "chunk with a prefix": ("Transfer-Encoding: chunked", b"0x5\r\nhello\r\n0\r\n\r\n"),
         "chunk without a size": ("Transfer-Encoding: chunked", b"\r\n" + CHAT),
-        "chunk that goes on": ("Transfer-Encoding: chunked", b"2\r\n" + CHAT + b"\r\n0\r\n\r\n"),
+        "chunk that continues": ("Transfer-Encoding: chunked", b"2\r\n" + CHAT + b"\r\n0\r\n\r\n"),
         "chunks, LF only": ("Transfer-Encoding: chunked", chunked.replace(b"\r\n", b"\n")),
         "chunk extension": ("Transfer-Encoding: chunked", chunked.replace(b"\r\n", b";a=b\r\n", 1)),
         "long chunk extension": ("Transfer-Encoding: chunked", b"5;" + b"a" * 2_000_000),
@@ -136,7 +136,7 @@ def _framings(prey: Prey) -> Iterator[Hostile]:
         "trailers": ("Transfer-Encoding: chunked", chunked[:-2] + f"{_bearer('other')}\r\n\r\n".encode()),
         "too many trailers": ("Transfer-Encoding: chunked", chunked[:-2] + b"a: b\r\n" * 5_000),
         "a chunked body without end": ("Transfer-Encoding: chunked", b"10000\r\n%s\r\n" % (b" " * 65_536) * 200),
-        "expects to go on": ("Expect: 100-continue\r\nContent-Length: 5", b"hello"),
+        "expects to continue": ("Expect: 100-continue\r\nContent-Length: 5", b"hello"),
         "expects something else": ("Expect: a miracle\r\nContent-Length: 5", b"hello"),
     }
     for name, (lines, content) in heads.items():

@@ -32,7 +32,7 @@ class Guest:
     messages: list[Message] = field(default_factory=list)
 
     async def talk(self, host: Host, *, until: asyncio.Event | None = None, turns: int = LEAST_TURNS) -> None:
-        """Take `turns`, and go on `until` that happens."""
+        """Take `turns`, and continue `until` that happens."""
         async with httpx.AsyncClient(base_url=host.http.base_url, timeout=PATIENCE_S) as http:
             while self.turns < turns or (until is not None and not until.is_set()):
                 self.messages.append(user(f"{self.marker} says {self.turns}"))

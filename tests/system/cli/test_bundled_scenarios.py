@@ -55,7 +55,7 @@ def test_a_long_session_is_one_branch(passed: Callable[..., Json]):
 
 
 def test_what_follows_a_cut_is_served_and_dropped(passed: Callable[..., Json], model_dir: Path):
-    """The dialogue goes on, the samples end at the cut, the ledger knows; any model says enough to be cut."""
+    """The dialogue continues, the samples end at the cut, the ledger knows; any model says enough to be cut."""
     scenario = passed("length_limited", "--model", model_dir)
 
     assert scenario["truncated_turns"] > 0

@@ -25,7 +25,7 @@ complete_words harness run ./
 
 
 def test_bash_completes_commands_and_options():
-    """As it does itself when somebody presses the key; where we know nothing, it goes on with files."""
+    """As it does itself when somebody presses the key; where we know nothing, it continues with files."""
     done = subprocess.run(
         ["bash", "--norc", "-euc", IN_BASH], env=commands_on_path(), capture_output=True, text=True, check=False
     )

@@ -27,7 +27,7 @@ print("given", os.environ["HARNESS_INSTRUCTION"], "${LITERAL}")
 
 
 async def run(*arguments: object, cwd: Path | None = None) -> Ended:
-    """How the command ended, while the loop of the server goes on."""
+    """How the command ended, while the loop of the server continues."""
     return await asyncio.to_thread(harness, *map(str, arguments), cwd=cwd, timeout_s=120)
 
 

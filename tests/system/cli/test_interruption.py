@@ -26,7 +26,7 @@ QUICK_THEN_SLOW = [{"metadata": {"turns": 2}}, {"metadata": {"turns": 400, "paus
 
 @pytest.fixture(name="scenario")
 def _scenario(tmp_path: Path) -> Path:
-    """Two sessions that end at once, then two that go on for long."""
+    """Two sessions that end at once, then two that continue for long."""
     return write_scenario(tmp_path / "s", prompts=QUICK_THEN_SLOW)
 
 
@@ -53,7 +53,7 @@ def _resume(run: Path) -> dict[str, object]:
 
 
 def _assert_resumed_well(run: Path, before: dict[int, str | None]) -> None:
-    """Finished sessions are those of before, the others went on from their records, and no token is lost."""
+    """Finished sessions are those of before, the others continued from their records, and no token is lost."""
     result = json.loads((run / "result.json").read_text())
     after = {number: record.session_id for number, record in read_rollouts(run / "run.db").items()}
     ledger = result["ledger"]
@@ -104,7 +104,7 @@ def test_a_killed_run_is_taken_up(scenario: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_interrupt_drains(scenario: Path, tmp_path: Path, number: signal.Signals):
-    """Agents stop at their next model call; exit code 2, and the command that goes on."""
+    """Agents stop at their next model call; exit code 2, and the command that continues."""
     run = tmp_path / "run"
     process = _start_until_slow(scenario, run)
     before = _sessions(run)
@@ -165,7 +165,7 @@ def test_a_directory_is_resumed_by_one_run_at_a_time(scenario: Path, tmp_path: P
     wait(process)
 
     assert ended.code == 4
-    assert f"another run is at work in {run}" in ended.stderr
+    assert f"another process uses the run {run}" in ended.stderr
 
 
 @pytest.fixture(name="small_disk")
@@ -184,7 +184,7 @@ def _small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path, small_disk: Path):
-    """One clear line, exit code 6; what had finished is still there, and the run goes on when there is space."""
+    """One clear line, exit code 6; what had finished is still there, and the run continues when there is space."""
     long = {"steps": [{"text": "word " * 400}]}
     scenario = write_scenario(
         tmp_path / "s", script=long, prompts=[{"metadata": {"turns": 3}}, {"metadata": {"turns": 12}}]

@@ -125,8 +125,8 @@ async def test_the_command_says_what_it_does_not_play(tmp_path: Path):
 
     assert [ended.code for ended in (unknown, elsewhere, anew)] == [4, 4, 4]
     assert "got agent_crashed; those of this run: crashed (1), agent (1)" in unknown.stderr
-    assert "another run is at work" in elsewhere.stderr
-    assert (nothing.code, "nothing to play again" in nothing.stderr) == (0, True)
+    assert "another process uses the run" in elsewhere.stderr
+    assert (nothing.code, "nothing to rerun" in nothing.stderr) == (0, True)
     assert "add --resume" in anew.stderr
     assert directory.result.read_bytes() == result
 
@@ -139,4 +139,4 @@ async def test_the_command_plays_again(folder: Path, tmp_path: Path):
 
     assert ended.code == 0, ended.stderr
     assert "playing rollouts again that failed: 2;" in ended.stderr
-    assert "rollouts that had failed and were played again: 2" in ended.stdout
+    assert "failed rollouts that were rerun: 2" in ended.stdout

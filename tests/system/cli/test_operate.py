@@ -47,7 +47,7 @@ def _operator(server: RunningServer) -> Operator:
 
 
 async def test_resume_opens_nothing_that_another_controller_keeps_shut(operator: Operator):
-    """A pause beside that of a machine whose name goes on: each ends its own; by its name a person ends the other's."""
+    """A pause beside that of a machine with a longer name: each ends its own; by name a person ends the other's."""
     async with SessionServerClient(operator.url) as client:
         program = client.gate(OTHER, ttl_s=600)
         await program.pause(deadline_s=10)
@@ -90,7 +90,7 @@ async def test_of_two_holds_of_one_account_none_is_guessed(operator: Operator):
         second: "drain",
     }
     assert [each.code for each in released] == [0, 0, 4]
-    assert "released already" in released[-1].stderr
+    assert "released or expired" in released[-1].stderr
     assert (nobody.code, nobody.stdout.splitlines()[1]) == (0, "gate      open, 0 requests wait")
 
 

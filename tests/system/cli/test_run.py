@@ -112,7 +112,7 @@ def test_a_check_that_does_not_hold_fails_the_run(tmp_path: Path, checks: dict[s
 
 
 def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path):
-    """Exit code 6, one line, and how to go on."""
+    """Exit code 6, one line, and how to continue."""
     names = ("--engine", "sglang=http://127.0.0.1:9", "--model", "tiny-random-qwen3")
     ended = harness("run", write_scenario(tmp_path / "s"), *names, "--out", tmp_path / "run")
 

@@ -42,7 +42,7 @@ HASTY = Deadlines(create_s=10, attempt_s=5, read_s=2, end_s=1, delete_s=2)
 START_S = 120
 """For a process that imports everything, and agents one after the other, on a busy machine."""
 ENDLESS = [{"metadata": {"turns": 2}}, {"metadata": {"turns": 4000, "pause_s": 0.05}}]
-"""Two sessions that end at once, then two that go on until they are refused."""
+"""Two sessions that end at once, then two that continue until they are refused."""
 
 
 @dataclass
@@ -241,7 +241,7 @@ async def test_a_guard_that_the_server_does_not_run_is_refused(tmp_path: Path):
 
 
 async def test_what_the_engine_did_not_hand_over_is_in_the_report(tmp_path: Path):
-    """Its connection breaks in each first turn, which goes on from what came: what nobody saw stands beside the sum."""
+    """Its connection breaks in each first turn, which continues from what came: what was lost is beside the sum."""
     steps = [{"text": "Lost.", "fault": "disconnect", "fault_after": 2}, *SCRIPT["steps"]]
     scenario = write_scenario(tmp_path / "s")
     async with server(script={"steps": steps}) as client:
@@ -346,7 +346,7 @@ async def test_a_crashed_rollout_goes_on_and_is_forked_by_command(tmp_path: Path
 
 
 async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_successor(tmp_path: Path):
-    """The rollouts that it failed are nobody's fault, and go on from the records in its store.
+    """The rollouts that it failed are nobody's fault, and continue from the records in its store.
 
     They are found by the run's own number, whatever the prompts' metadata say.
     """

@@ -98,7 +98,7 @@ def test_a_server_asks_for_a_token_unless_it_is_told_not_to(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, number: signal.Signals):
-    """Code 0, no traceback; both clients are told to ask again, and the next server goes on with both turns."""
+    """Code 0, no traceback; both clients are told to ask again, and the next server continues with both turns."""
     script = tmp_path / "script.toml"
     script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
     toy, store = write_toy_model(tmp_path / "toy"), tmp_path / "sessions.db"

@@ -101,7 +101,7 @@ def test_a_run_that_is_another_one_is_refused(scenario: Path, tmp_path: Path):
     assert "scenarios[0].scenario.seed: 3 -> 9" in other_seed.stderr
     played = harness("run", run, "--resume")
     assert played.code == ExitCode.USAGE
-    assert "is a run of `harness train`: go on with that command" in played.stderr
+    assert "is a run of `harness train`: continue it with that command" in played.stderr
     (scenario / "play.py").write_text((scenario / "play.py").read_text() + "\n")
     changed = harness("train", run, "--steps", "2", "--resume")
     assert changed.code == ExitCode.USAGE

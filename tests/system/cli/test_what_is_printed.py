@@ -75,7 +75,7 @@ def test_agents_that_crash_in_one_way_are_one_line_with_reason_and_log(tmp_path:
     assert f"2 x no milk left: sessions 2-3, log {run / 'sessions' / '2' / 'agent.log'}" in printed
     assert printed.endswith(f"next: harness show {run} 0")
     assert "no outcome" not in shown
-    assert "superseded: 4 sessions of attempts that were played again: " in shown
+    assert "superseded: 4 sessions of attempts that were rerun: " in shown
     assert "crashed" not in shown
     assert [*differs["outcomes"]] == ["no_model_call"]
 

@@ -63,7 +63,7 @@ async def test_a_drain_ends_the_sessions_that_are_open(tmp_path: Path):
 
 
 async def test_a_pause_is_invisible(tmp_path: Path):
-    """The turn that the engine cut short goes on as the same turn."""
+    """The turn that the engine cut short continues as the same turn."""
     scenario = await play_faults(tmp_path, {"action": "pause", "at_turn": 2, "at_token": 4, "seconds": 0.3})
 
     assert outcomes(scenario) == ["finished", "finished"]
@@ -103,11 +103,11 @@ async def test_a_stopped_agent_goes_on_while_the_server_is_gone(tmp_path: Path):
         ),
         (
             [{"action": "kill_server", "at_second": 0.5, "seconds": 0.5}] * 2,
-            "kill_server: the server had been killed before, and was not back yet",
+            "kill_server: the server was already killed, and not back yet",
         ),
         (
             [{"action": "kill_engine", "at_second": 0.5, "seconds": 0.5}] * 2,
-            "kill_engine: the engine had been killed before, and was not back yet",
+            "kill_engine: the engine was already killed, and not back yet",
         ),
     ],
 )
@@ -160,7 +160,7 @@ async def test_a_broken_network_costs_one_request(tmp_path: Path, action: str, k
 
 @pytest.mark.parametrize("action", ["cut_connection", "engine_500", "engine_hang", "kill_engine"])
 async def test_tokens_that_came_before_a_fault_are_part_of_their_turn(tmp_path: Path, action: str):
-    """It goes on behind them; unknown is only what the engine may have sampled after them."""
+    """It continues behind them; unknown is only what the engine may have sampled after them."""
     lasts = {} if action in ("cut_connection", "engine_500") else {"seconds": 0.3}
     fault = {"action": action, "at_turn": 2, "at_token": 4, "sessions": [0], **lasts}
     await play_faults(tmp_path, fault, samples_per_prompt=1)
@@ -173,7 +173,7 @@ async def test_tokens_that_came_before_a_fault_are_part_of_their_turn(tmp_path: 
 
 
 async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):
-    """Agents that ask again go on where they were."""
+    """Agents that ask again continue where they were."""
     fault = {"action": "kill_server", "at_turn": 2, "at_token": 4, "sessions": [0], "seconds": 0.3}
     scenario = await play_faults(tmp_path, fault)
 
@@ -183,7 +183,7 @@ async def test_a_killed_server_comes_back_with_its_sessions(tmp_path: Path):
 
 
 async def test_a_request_that_arrives_twice_is_one_turn(tmp_path: Path):
-    """The second one goes on with what the first one has come to."""
+    """The second one continues with what the first one has come to."""
     scenario = await play_faults(tmp_path, {"action": "duplicate_request", "at_turn": 2, "at_token": 4})
 
     assert outcomes(scenario) == ["finished", "finished"]

@@ -19,7 +19,7 @@ SHIPPED = [each.name for each in bundled_scenarios() if each.scenario.faults and
 
 @pytest.mark.parametrize("scenario", SHIPPED)
 def test_a_shipped_scenario_passes(tmp_path: Path, scenario: str, model_dir: Path, run_shipped: RunShipped):
-    """Its checks hold, every fault came, the ledger balances, and no sample goes on from an incomplete turn."""
+    """Its checks hold, every fault came, the ledger balances, and no sample continues from an incomplete turn."""
     del model_dir  # fetched before: the run does not wait for it
     out = tmp_path / "run"
     ended = run_shipped(scenario, out)

@@ -42,7 +42,7 @@ def command_of(process: psutil.Process) -> str:
 def test_a_run_has_its_lanes_and_router_and_leaves_none_of_them(tmp_path: Path, smg: GatewayProgram):
     """Two lanes and a gateway; `kill -9` of the run ends them all, and its resume starts its own.
 
-    What a lane sampled is cut by a limit, and goes on: the merge rule has something to drop. The connections that break
+    What a lane sampled is cut by a limit, and continues: the merge rule has what to drop. The connections that break
     are those between the router and its workers.
     """
     del smg  # installed before anything is timed

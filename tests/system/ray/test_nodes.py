@@ -74,7 +74,7 @@ def test_a_second_controller_with_another_setup_is_refused(story: Any) -> None:
 
 
 def test_a_node_that_is_lost_during_a_pause_costs_its_sessions(story: Any) -> None:
-    """Each has an outcome; the others go on when the gate opens, which it does, and later rollouts run beside it."""
+    """Each has an outcome; the others continue when the gate opens, which it does, and later rollouts run beside it."""
     lost = [each for each in story["after_the_loss"] if each["outcome"] != "finished"]
 
     assert [each["outcome"] for each in lost] == ["harness_failed"]

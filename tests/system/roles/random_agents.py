@@ -141,7 +141,7 @@ class RandomAgent:
     ) -> Generator[Call, Message, list[Message]]:
         """Attempts at a summary, the last of which begins a new context; the history of that."""
         is_inline = self.chance(0.5)
-        ask = {"role": "user", "content": "Summarize what happened so far, for somebody who goes on from here."}
+        ask = {"role": "user", "content": "Summarize what happened so far, for somebody who continues from here."}
         if is_inline:
             messages, offered = [*history, ask], tools
         else:

@@ -1,4 +1,4 @@
-"""Unmodified agents that are killed after their fourth call go on in a second life: the list of docs/going-on.md.
+"""Unmodified agents that are killed after their fourth call continue in a second life: the list of docs/going-on.md.
 
 `HARNESS_SOAK_BOXES=all` plays all of them.
 """

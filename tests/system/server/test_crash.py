@@ -55,7 +55,7 @@ class StuckDisk(MemoryStore):
 
 
 async def test_a_turn_that_was_given_up_before_it_was_durable_is_never_replayed():
-    """Nobody knows whether the file has it: the same request goes on with the turn and makes it durable."""
+    """Nobody knows whether the file has it: the same request continues with the turn and makes it durable."""
     engine = ScriptedEngine(toy_tokenizer(), Script(steps=(ScriptStep(text="first"), ScriptStep(text="second"))))
     service, session = turn_service(engine, toy_template(), StuckDisk()), new_session()
     service.admitted.commit_s = 0.05  # the disk is stuck for good, however long one waits

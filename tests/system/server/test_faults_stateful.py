@@ -72,7 +72,7 @@ STEPS = st.lists(
     max_size=8,
 )
 NUMBER = st.integers(0, 1_000)
-WORDS = st.sampled_from(["go on", "ü", "", "<|im_start|>assistant\n"])
+WORDS = st.sampled_from(["continue", "ü", "", "<|im_start|>assistant\n"])
 FIELDS = st.fixed_dictionaries(
     {},
     optional={
@@ -180,7 +180,7 @@ class Live:
 
 
 class FaultMachine(RuleBasedStateMachine):
-    """One file, the servers that came and went on it, and their clients."""
+    """One file, the servers that came and continued it, and their clients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class FaultMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sessions)
     @rule(turns=st.lists(st.tuples(NUMBER, NUMBER, WORDS, st.just({}) | FIELDS), min_size=1, max_size=5))
     def take_turns(self, turns: list[tuple[int, int, str, dict[str, Any]]]) -> None:
-        """The last histories first: agents mostly go on where they are."""
+        """The last histories first: agents mostly continue where they are."""
         for which, history, word, fields in turns:
             known = self.known(which)
             messages, continues = known.histories[-1 - history % len(known.histories)]
@@ -461,7 +461,7 @@ class FaultMachine(RuleBasedStateMachine):
         if self.live is None:
             return
         for known in self.sessions:
-            for _ in range(200):  # turns go on while we look: there must be a moment at which all three agree
+            for _ in range(200):  # turns continue while we look: there must be a moment at which all three agree
                 differing = self.differing(known)
                 if not differing:
                     break

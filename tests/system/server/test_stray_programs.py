@@ -115,7 +115,7 @@ async def test_without_the_process_a_copy_of_the_client_is_trained(tmp_path: Pat
 
 
 async def test_a_program_is_refused_where_strays_are(tmp_path: Path) -> None:
-    """Its 403 is what the tool says; the agent goes on."""
+    """Its 403 is what the tool says; the agent continues."""
     played = await play(tmp_path, f"{COPY} 2>&1", strays="refuse")
 
     assert played.roles == ["main", "main"]

@@ -92,7 +92,7 @@ class World:
         history = self.histories[number]
         answer = await self.client.chat(self.sessions[number], history)
         if answer.status_code == 200:
-            history += [answer.json()["choices"][0]["message"], user("go on")]
+            history += [answer.json()["choices"][0]["message"], user("continue")]
 
     async def samples(self) -> list[Any]:
         """Of all sessions, once everything has ended and been swept."""

@@ -144,7 +144,7 @@ async def test_a_chosen_id_and_a_takeover_stay_where_they_belong(tmp_path: Path)
 
 
 async def test_a_shard_that_dies_comes_back_on_its_port_with_its_sessions(tmp_path: Path):
-    """The turn goes on at the same address; meanwhile sessions go to the other one."""
+    """The turn continues at the same address; meanwhile sessions go to the other one."""
     async with ShardFleet(tmp_path) as fleet, fleet.client() as http:
         sessions = [(await http.post("/sessions")).json() for _ in range(2)]
         assert (await chat(sessions[0])).status_code == 200
@@ -198,7 +198,7 @@ async def test_a_hold_outlives_everybody(tmp_path: Path):
 
 
 async def test_a_drain_reaches_a_shard_that_was_dead(tmp_path: Path):
-    """Its sessions end when it comes up, though the gate is open by then; those that begin afterwards go on."""
+    """Its sessions end when it comes up, though the gate is open by then; those that begin afterwards continue."""
     async with ShardFleet(tmp_path) as fleet, fleet.client() as http:
         before = [(await http.post("/sessions")).json() for _ in range(2)]
         fleet.kill_shard(1)

@@ -134,7 +134,7 @@ def _fake_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -
 async def test_an_image_that_cannot_be_built_is_its_tasks_outcome(
     tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As a sandbox that failed, which runs again on resume; other tasks go on."""
+    """As a sandbox that failed, which runs again on resume; other tasks continue."""
     _fake_podman(tmp_path, monkeypatch, "echo no such base >&2\nexit 125")
     await play(tasks, tmp_path / "run", Overrides(settings=['agent.sandbox.kind="podman"']))
     records = read_rollouts(tmp_path / "run/run.db").values()

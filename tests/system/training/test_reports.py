@@ -1,4 +1,4 @@
-"""Figures of a training run, in stores of metrics while it goes on: read back with the stores' own libraries."""
+"""Figures of a training run, in stores of metrics while it continues: read back with the stores' own libraries."""
 
 import json
 import re

@@ -24,7 +24,7 @@ class Play:
     first: int = 0
     """Agents that have their first answer."""
     early: int = 0
-    """Agents that went on after the first update, and have ended."""
+    """Agents that continued after the first update, and have ended."""
     statuses: dict[int, list[int]] = field(default_factory=dict)
     """By index of the sample: of all answers, in their order."""
     given: list[dict[str, Any]] = field(default_factory=list)

@@ -22,8 +22,8 @@ MAIN, HELPER = ({"role": "system", "content": each} for each in ("You solve.", "
 
 PLAYS = st.lists(
     st.tuples(
-        st.integers(0, 3),  # the conversation that goes on
-        st.sampled_from(["go on", "again", "once more"]),
+        st.integers(0, 3),  # the conversation that continues
+        st.sampled_from(["continue", "again", "once more"]),
         st.sampled_from(["yes", "no", "a longer answer"]),
         st.sampled_from([FinishReason.STOP, FinishReason.LENGTH]),
         st.sampled_from(["0", "1"]),

@@ -199,7 +199,7 @@ async def test_a_rollout_is_one_sample_where_miles_takes_no_lists(play: Play, ch
 
 
 async def test_an_agent_that_fails_is_an_aborted_sample(play: Play) -> None:
-    """The run goes on, and no column is None."""
+    """The run continues, and no column is None."""
     async with miles_run(*SHORT, custom_agent_function_path=f"{AGENTS}.crash") as run:
         sample = await generate(state_of(run))
 
@@ -237,7 +237,7 @@ async def test_a_session_server_of_another_version_is_named(play: Play) -> None:
 
 
 async def test_a_module_may_ask_for_the_end_itself(play: Play, admin_token: str | None) -> None:
-    """`abort(args)` returns when every rollout has ended; another run's go on, and new ones begin afterwards."""
+    """`abort(args)` returns when every rollout has ended; another run's continue, and new ones begin afterwards."""
     hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
     async with miles_run(hangs, *SHORT, admin_token=admin_token) as run:
         state = state_of(run)
@@ -385,18 +385,18 @@ async def test_a_program_in_the_place_of_an_agent_function(play: Play, tmp_path:
 async def test_what_cannot_be_kept_is_refused_by_name(play: Play, option: str, changes: dict[str, Any]) -> None:
     """Raised, not turned into samples: every one of them would be wrong."""
     given = ("--harness-session-server", "http://s", "--custom-agent-function-path", f"{AGENTS}.run")
-    with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
+    with pytest.raises(AdapterError, match=f"^{option} is not supported: "):
         read_settings(miles_args(*given, **changes))
     if "harness_selection" not in changes:
         async with miles_run(*SHORT, **changes) as run:
-            with pytest.raises(AdapterError, match=f"^{option} cannot be kept: "):
+            with pytest.raises(AdapterError, match=f"^{option} is not supported: "):
                 await generate(state_of(run))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"lora_rank": 16}, "^--lora-rank cannot be kept: "),
+        ({"lora_rank": 16}, "^--lora-rank is not supported: "),
         ({"custom_generate_function_path": None}, "^--custom-generate-function-path: expected harness"),
         ({"harness_agent": "plain_caht"}, "^--harness-agent: no bundled agent 'plain_caht'"),
         ({"harness_agent": "no/agent.py"}, "^--harness-agent: no agent script at no/agent.py"),
@@ -514,7 +514,7 @@ def test_sampling_parameters_are_those_of_a_session() -> None:
         "stop_token_ids": [3],
         "seed": 42,
     }
-    with pytest.raises(AdapterError, match="'frequency_penalty' cannot be kept"):
+    with pytest.raises(AdapterError, match="'frequency_penalty' is not supported"):
         session_sampling({"frequency_penalty": 1.0})
 
 
@@ -532,7 +532,7 @@ def test_samples_of_somebody_else_are_no_columns() -> None:
     args = miles_args(custom_reward_post_process_path=None)
     with pytest.raises(AdapterError, match="sample 3: expected behavior_versions of 0 tokens"):
         convert(args, [Sample(index=3)])
-    with pytest.raises(AdapterError, match=r"^--use-dynamic-global-batch-size cannot be kept"):
+    with pytest.raises(AdapterError, match=r"^--use-dynamic-global-batch-size is not supported"):
         convert(miles_args(use_dynamic_global_batch_size=True), [])
 
 

@@ -34,7 +34,7 @@ async def is_up(address: SessionServerAddress) -> bool:
 
 
 async def test_controllers_that_start_a_node_at_once_get_one_server(setup: NodeSetup) -> None:
-    """One of them goes meanwhile, as a controller that was killed; nothing is left behind by the end."""
+    """One of them goes meanwhile, as a controller that was killed; no sandboxes are left behind by the end."""
     node = RolloutNode(setup)
     gone, *others = [asyncio.create_task(node.start(setup, "127.0.0.1")) for _ in range(3)]
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""An agent whose sandbox dies goes on under each trainer, with one sample of both lives."""
+"""An agent whose sandbox dies continues under each trainer, with one sample of both lives."""
 
 import argparse
 import asyncio

@@ -70,7 +70,7 @@ async def test_an_episode_of_slime_and_an_abort(monkeypatch: pytest.MonkeyPatch)
             GenerateState(args).aborted = True
             [cut] = await going
             GenerateState(args).aborted = False
-            with pytest.raises(AdapterError, match="'custom_params' cannot be kept"):
+            with pytest.raises(AdapterError, match="'custom_params' is not supported"):
                 await generate_and_rm(args, whole, {**PARAMS, "custom_params": {"return_top_p_token_ids": True}})
         finally:
             await close(args)

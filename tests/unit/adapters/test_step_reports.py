@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[int, dict[str, float]]:
 
 
 async def test_a_step_of_miles_is_in_the_stores_beside_a_run_of_its_own(folder: Path, tmp_path: Path) -> None:
-    """A rollout of two branches counts once, as does its ledger; miles goes on with its own run of W&B."""
+    """A rollout of two branches counts once, as does its ledger; miles continues with its own run of W&B."""
     import wandb
 
     own = wandb.init(project="of miles", dir=str(tmp_path))

@@ -122,7 +122,7 @@ async def test_verl_scores_what_agents_do_not() -> None:
 @pytest.mark.agent
 @pytest.mark.parametrize("result", ["{}", '{"reward": "1"}'])
 async def test_a_program_without_a_reward_costs_its_own_sample(tmp_path: Path, result: str) -> None:
-    """The model may have written that file: the sample is masked and worth 0, and the step goes on."""
+    """The model may have written that file: the sample is masked and worth 0, and the step continues."""
     script = tmp_path / "agent.py"
     script.write_text(PROGRAM.format(result=result))
     async with miles_run(*STEPS) as run:
@@ -146,7 +146,7 @@ async def test_a_sample_fits_into_verls_room() -> None:
 
 
 async def forks(base_url: str, prompt: Any, api_key: str, **_more: Any) -> Json:
-    """One question, and two ways to go on."""
+    """One question, and two ways to continue."""
     headers = {"authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=60) as client:
 
@@ -177,10 +177,12 @@ async def test_the_last_output_of_a_list_has_a_trained_token() -> None:
 async def test_what_cannot_be_kept_is_refused_by_name() -> None:
     """Sampling, an agent and a server that are not there."""
     async with miles_run(*STEPS) as run:
-        with pytest.raises(AdapterError, match="'repetition_penalty' cannot be kept"):
+        with pytest.raises(AdapterError, match="'repetition_penalty' is not supported"):
             await output(run, two_turns, params=PARAMS | {"repetition_penalty": 1.1})
         for option, value in [("top_p", 0.9), ("top_k", 20)]:
-            with pytest.raises(AdapterError, match=rf"^rollout.{option}={value} cannot be kept: the loss takes ratios"):
+            with pytest.raises(
+                AdapterError, match=rf"^rollout.{option}={value} is not supported: the loss takes ratios"
+            ):
                 await output(run, two_turns, room={option: value, "correction": {"rollout_is": "token"}})
             assert (await output(run, two_turns, room={option: value})).reward_score == 0.5  # verl's own logprobs
         with pytest.raises(AdapterError, match=r"^agent: no bundled agent 'plain_caht'"):

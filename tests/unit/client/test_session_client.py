@@ -45,7 +45,7 @@ async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionServerClient,
 
 
 async def test_a_shut_gate_is_waited_for():
-    """Creating goes on when the gate opens in time."""
+    """Creating continues when the gate opens in time."""
     async with client_of(GATE_CLOSED, GATE_CLOSED, CREATED) as (client, server):
         assert await client.create({}) == SessionHandle("a1", "http://h/sessions/a1", "k")
         assert server.requests == ["POST /sessions"] * 3

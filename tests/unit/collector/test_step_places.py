@@ -158,7 +158,7 @@ def test_more_dropped_groups_than_allowed_fail_the_step_with_the_reasons():
 
 
 def end_of(kind: OutcomeKind, session_id: str | None) -> ScoredRollout:
-    """A rollout that was to go on from the session "kept", and failed."""
+    """A rollout that was to continue from the session "kept", and failed."""
     scored = scored_rollout(INDEX)
     record = scored.rollout.session if session_id else {}
     rollout = replace(scored.rollout, session_id=session_id, outcome=Outcome(kind, None), session=record)

@@ -543,9 +543,9 @@ async def test_a_session_that_is_not_closed_is_not_taken_away(run: Run):
 
 
 async def test_another_trainer_is_refused(run: Run):
-    """It would commit steps that the first knows nothing of; the first goes on."""
+    """It would commit steps that the first knows nothing of; the first continues."""
     with run.table() as table:
-        with pytest.raises(StoreError, match="another trainer is at work with it"), run.table():
+        with pytest.raises(StoreError, match="another trainer uses it"), run.table():
             pass
         await run.collect(table, usual(0))
         table.commit(0)
@@ -554,7 +554,7 @@ async def test_another_trainer_is_refused(run: Run):
 
 
 def test_a_table_is_closed_behind_the_call_that_is_at_work(tmp_path: Path):
-    """Whoever awaited it may be cancelled, and its thread goes on."""
+    """Whoever awaited it may be cancelled, and its thread continues."""
     is_asked, goes_on, path = threading.Event(), threading.Event(), tmp_path / "run.db"
 
     def tell_time() -> float:
@@ -603,6 +603,6 @@ def test_a_full_disk_is_named_and_leaves_the_step_as_it_was(run: Run):
 
 
 def test_a_table_that_keeps_no_step_is_refused():
-    """A run goes on from its last step."""
+    """A run continues from its last step."""
     with pytest.raises(StepError, match="keep_steps is at least 1, this is 0"):
         StepTable(Path("run.db"), 0)

@@ -466,7 +466,7 @@ async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.3])
 async def test_cancelling_an_abort_opens_the_gate(tmp_path: Path, after_s: float):
-    """Wherever it stands: what was pending is cancelled, the gate opens, then the cancellation goes on."""
+    """Wherever it stands: what was pending is cancelled, the gate opens, then the cancellation continues."""
     async with stage(tmp_path, HANGING) as staged:
         staged.start(ignore)
         await staged.generating()

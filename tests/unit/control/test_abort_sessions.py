@@ -79,7 +79,7 @@ async def test_some_sessions_end_and_the_others_notice_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("agent", [ignore, think, IGNORING, "time.sleep(300)"])
 async def test_only_their_agents_are_stopped(tmp_path: Path, agent):
-    """Function or program; an agent of the same kind beside it goes on, and ends with an abort of everything."""
+    """Function or program; an agent of the same kind beside it continues, and ends with an abort of everything."""
     async with stage(tmp_path, ScriptStep(text="one")) as staged:
         staged.start(agent)
         staged.start(agent)
@@ -145,7 +145,7 @@ async def test_whoever_is_named_ends_and_nobody_else(tmp_path_factory, ended: se
 
 
 async def test_sessions_are_kept_for_a_later_rollout(tmp_path: Path):
-    """As in an abort of everything; the rollouts that go on have their sessions deleted at their end."""
+    """As in an abort of everything; the rollouts that continue have their sessions deleted at their end."""
     async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
         staged.start(cooperate)
         staged.start(think, deadline_s=0.5)

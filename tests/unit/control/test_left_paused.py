@@ -54,7 +54,7 @@ class Contended(EngineInProcess):
 
 
 async def test_no_other_controller_pauses_an_engine_between_the_look_and_the_continuing():
-    """It has to wait until the engines go on, and gets them then; they are continued once."""
+    """It has to wait until the engines continue, and gets them then; they are continued once."""
     engine = NotingEngine()
     async with serving_with(engine) as client, SessionServerClient(client.url) as server:
         await engine.pause(PauseMode.ABORT)

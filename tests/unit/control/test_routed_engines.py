@@ -99,7 +99,7 @@ async def clustered(*kinds: str, key: str = "") -> AsyncIterator[Cluster]:
 
 
 async def test_an_update_reaches_every_worker_of_the_router():
-    """And the turn under way goes on as one, under the new weights."""
+    """And the turn under way continues as one, under the new weights."""
     async with clustered(*KINDS) as cluster:
         asking = await cluster.start_turn()
         async with WeightUpdater(cluster.engines, [cluster.address], budget=UPDATE).update(1) as update:
@@ -188,7 +188,7 @@ async def test_a_router_wants_its_token():
 
 
 async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_time_is_over():
-    """They may have died just now, and the router may find that out; this one goes on being served by them."""
+    """They may have died just now, and the router may find that out; this one continues being served by them."""
     nowhere = "http://127.0.0.1:9"
     said = {
         "workers": [{"url": nowhere, "engine": "sglang"}],

@@ -1,4 +1,4 @@
-"""Controllers at once, and controllers that die: whose hold opens what, and when the engines go on."""
+"""Controllers at once, and controllers that die: whose hold opens what, and when the engines continue."""
 
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress

@@ -184,7 +184,7 @@ async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():
 
 
 async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_problem():
-    """It cannot fence what it has no replacement for, so its sessions go on under the old weights: somebody must know.
+    """It fences nothing that it cannot replace, so its sessions continue under the old weights, and the report says so.
 
     The same line tells of an engine that the updater was not given.
     """

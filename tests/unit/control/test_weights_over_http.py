@@ -188,7 +188,7 @@ async def test_an_engine_that_refuses_to_go_on_once_goes_on(cluster: Cluster):
 
 
 async def test_an_engine_that_never_goes_on_is_named_until_it_does(cluster: Cluster):
-    """The session server asks on when the update has given up; nothing else has to happen for the turns to go on."""
+    """The session server asks on when the update has given up; nothing else has to happen for the turns to continue."""
     stubborn = cluster.fakes[1]
     for fake in cluster.fakes:
         fake.faults[CONTINUES[cluster.kind]] = [Fault.REFUSED] * 1000
@@ -221,7 +221,7 @@ async def test_an_engine_that_a_killed_update_left_paused_goes_on_within_the_ttl
 
 
 async def test_a_provider_whose_engine_refuses_to_go_on_holds_no_request_back(cluster: Cluster):
-    """What it held waits in the engine then, where it has a deadline, and goes on with it."""
+    """What it held waits in the engine then, where it has a deadline, and continues with it."""
     [provider, _] = cluster.pool.workers.providers.values()
     await provider.pause(PauseMode.ABORT)
     cluster.fakes[0].faults[CONTINUES[cluster.kind]] = [Fault.REFUSED]

@@ -120,7 +120,7 @@ def test_what_was_sent_before_is_not_read_again():
 
 
 def test_a_body_that_begins_like_the_one_before_is_known_up_to_there():
-    """By one digest, which goes on to that of the whole body."""
+    """By one digest, which continues to that of the whole body."""
     history = History()
     first = json.dumps({"tools": TOOLS, "messages": MESSAGES[:3]}).encode()
     begun = SentBody(first)
@@ -152,7 +152,7 @@ def test_other_messages_behind_a_known_beginning_are_read():
 
 
 def test_a_client_that_never_repeats_itself_is_not_remembered_for_ever():
-    """The index stays small, and goes on to recognize what comes twice in a row."""
+    """The index stays small, and continues to recognize what comes twice in a row."""
     history = History()
     for number in range(2_200):
         body = json.dumps({"messages": [{"role": "user", "content": str(number)}, MESSAGES[6]]}).encode()

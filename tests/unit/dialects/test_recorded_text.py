@@ -71,7 +71,7 @@ def parse(dialect: Dialect, content: Json, limits: RequestLimits, history: Histo
 
 def between(said: list[Json]) -> list[Json]:
     """Each of these behind a user's message."""
-    return [each for one in said for each in (user("go on"), one)]
+    return [each for one in said for each in (user("continue"), one)]
 
 
 @pytest.mark.parametrize("naming", NAMING)
@@ -105,7 +105,7 @@ def test_a_call_that_is_there_twice_is_refused_before_it_is_read_again():
     def steps(count: int) -> int:
         def refused() -> None:
             reply = {"role": "assistant", "content": use(0)["content"] * count}
-            with pytest.raises(MalformedRequest, match="a different id"):
+            with pytest.raises(MalformedRequest, match="a unique id"):
                 parse(MESSAGES, {"messages": [user("hi"), reply]}, DEFAULT_LIMITS, History())
 
         return steps_of(refused)

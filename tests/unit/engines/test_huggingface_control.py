@@ -28,7 +28,7 @@ def short(count: int = 8, seed: int = 1) -> SamplingParams:
 
 
 class Endless:
-    """A generation that would go on for minutes, under way."""
+    """A generation that would continue for minutes, under way."""
 
     def __init__(self, provider: HuggingFaceTokenProvider, ids: TokenIds, session_id: str | None = None) -> None:
         self.request_id = uuid.uuid4().hex
@@ -96,7 +96,7 @@ def _unfit_dir(request: pytest.FixtureRequest, update, small_dir: Path, tmp_path
 
 
 async def test_a_checkpoint_that_does_not_fit_changes_nothing(engine, ask, update, prompt: Prompt, unfit_dir) -> None:
-    """The old weights and their label go on serving."""
+    """The old weights and their label continue serving."""
     with pytest.raises(EngineRejected):
         await engine.update_weights(unfit_dir, "7")
     result = await ask.generate(prompt("Still there?"), short())

@@ -73,7 +73,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
 
 
 def test_a_session_takes_over_the_kv_of_its_last_turn() -> None:
-    """Nothing is copied when a session goes on where it ended."""
+    """Nothing is copied when a session continues where it ended."""
     schedule = scheduler()
     first = tokens(range(40), session_id="a")
     schedule.add(first)

@@ -71,7 +71,7 @@ async def test_an_engine_that_stamps_its_counters_is_counted(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_engine_whose_counter_is_no_number_is_not_counted(kind: str) -> None:
-    """The error is one of the engine, so a run says why it has no number and goes on."""
+    """The error is one of the engine, so a run says why it has no number and continues."""
     fake = make_fake(kind, scripted_engine())
     async with serving(fake, notices_disconnects=False), fake_provider(fake) as provider:
         fake.write_series = lambda line: f"{line.rpartition(' ')[0]} NaN" if line.startswith(COUNTED[kind]) else line

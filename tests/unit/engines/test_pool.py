@@ -85,7 +85,7 @@ async def test_a_worker_that_cannot_serve_is_passed_over(stream: bool):
 
 
 async def test_a_session_moves_when_its_worker_is_gone():
-    """Ids of the whole prompt go with every request, so any worker can go on."""
+    """Ids of the whole prompt go with every request, so any worker can continue."""
     async with pooled() as under:
         await under.ask("a")
         home = under.served().index(1)

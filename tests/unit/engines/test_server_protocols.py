@@ -54,7 +54,7 @@ async def test_scores_wait_behind_turns(kind: str):
 
 
 async def test_sglang_is_not_asked_to_ignore_a_stop_id():
-    """With `ignore_eos` it would go on after it without a word."""
+    """With `ignore_eos` it would continue after it without a word."""
     fake = make_fake("sglang", scripted_engine())
     async with serving(fake, notices_disconnects=False), fake_provider(fake, **UNSCALED) as provider:
         params = SamplingParams(max_new_tokens=3, ignore_eos=True, stop_token_ids=(7,))

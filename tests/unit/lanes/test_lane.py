@@ -95,7 +95,7 @@ async def test_a_port_that_is_taken_is_refused_before_anything_starts(spec: Lane
     """By another lane of the engine, or by a stranger."""
     async with open_lane(spec) as lane:
         taken = replace(spec, port=int(lane.url.rpartition(":")[2]))
-        with pytest.raises(LaneError, match="runs already"):
+        with pytest.raises(LaneError, match="is already running"):
             await start_lane(taken)
         other = next(engine for engine in INSTALLED if engine != spec.engine)
         with pytest.raises(LaneError, match="cannot be used"):

@@ -1,4 +1,4 @@
-"""Waiting for what others wrote: nothing is left behind, and no cancellation is lost."""
+"""Waiting for what others wrote: no sandboxes are left behind, and no cancellation is lost."""
 
 import asyncio
 
@@ -43,7 +43,7 @@ async def test_a_cancellation_that_comes_while_the_work_ends_is_not_lost():
     async def caller() -> None:
         async with beside(work(), name="work"):
             await asyncio.sleep(0)
-        said.append("went on")
+        said.append("continued")
 
     running = asyncio.create_task(caller())
     async with asyncio.timeout(PATIENCE_S):
@@ -112,7 +112,7 @@ async def test_whoever_waits_for_the_end_of_a_task_hears_nothing_of_it():
 
 
 async def test_a_cancellation_of_whoever_waits_does_not_reach_the_task():
-    """It goes on, and others can wait for its end."""
+    """It continues, and others can wait for its end."""
     event = asyncio.Event()
     task = asyncio.create_task(event.wait())
     waiting = asyncio.create_task(ended(task))

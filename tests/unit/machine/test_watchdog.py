@@ -66,7 +66,7 @@ INSTALLING = (
 
 
 def test_an_installer_does_not_survive_a_killed_harness(tmp_path: Path, family, survivors):
-    """It would go on writing into the folder that the next one removes."""
+    """It would continue writing into the folder that the next one removes."""
     with subprocess.Popen([sys.executable, "-c", INSTALLING, *family.command()], cwd=tmp_path) as harness:
         pids = family.pids()
         harness.kill()

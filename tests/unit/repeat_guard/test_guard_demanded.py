@@ -60,11 +60,11 @@ async def test_an_engine_with_other_limits_is_refused() -> None:
     ids=["defaults", "n-grams alone", "runs", "object keys alone", "object keys at once"],
 )
 async def test_a_guard_is_proven_by_an_output_that_it_ends(limits: dict[str, int]) -> None:
-    """Whatever its limits, some output trips it; an engine that lets that one go on is refused."""
+    """Whatever its limits, some output trips it; an engine that lets that one continue is refused."""
     config = RepeatTerminateConfig.from_mapping({"enabled": True, **limits})
     key_ids = object_key_ids(toy_tokenizer())
 
-    text = "a text that goes on behind every joint " * 20
+    text = "a text that continues behind every joint " * 20
     await prove_guard(scripted(text, guard=config), config, key_ids)
     with pytest.raises(EngineReplyInvalid, match=r"enabled but not active: .* got 2 tokens and 'length'"):
         await prove_guard(scripted(text, guard=None), config, key_ids)

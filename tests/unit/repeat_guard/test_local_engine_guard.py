@@ -86,7 +86,7 @@ async def test_a_continuation_is_ended_at_the_same_token(guarded: HuggingFaceTok
 
 
 async def test_an_end_of_its_own_at_the_same_token_stands(guarded: HuggingFaceTokenProvider) -> None:
-    """The guard speaks where the sequence would go on: not at the last token of its budget, nor at a stop id."""
+    """The guard speaks where the sequence would continue: not at the last token of its budget, nor at a stop id."""
     looped = await ask(guarded, as_ids(PROMPT_IDS), GREEDY)
     last = int(looped.output_ids[-1])
     first = looped.output_ids.tolist().index(last)

@@ -207,7 +207,7 @@ def test_files_of_a_home_are_for_nobody_else(tmp_path: Path) -> None:
 
 
 def test_links_of_an_earlier_agent_are_not_followed(tmp_path: Path) -> None:
-    """A rollout that goes on uses its directory again, and writes as a user who may own more than the agent does."""
+    """A rollout that continues uses its directory again, and writes as a user who may own more than the agent does."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")

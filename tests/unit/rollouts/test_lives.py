@@ -1,4 +1,4 @@
-"""A rollout goes on where its agent, sandbox or machine died, and forks from any of its turns."""
+"""A rollout continues where its agent, sandbox or machine died, and forks from any of its turns."""
 
 import sys
 from collections.abc import AsyncIterator
@@ -98,7 +98,7 @@ async def test_the_deadline_covers_all_lives(tmp_path: Path) -> None:
 
 
 async def test_forks_share_the_prefix_and_differ_from_the_turn_on(tmp_path: Path) -> None:
-    """Their seeds differ, so the forked turn is sampled anew in each."""
+    """Their seeds differ, so the forked turn is resampled in each."""
     asked: list[Any] = []
 
     async def run(base_url: str, prompt: str, request_kwargs: dict[str, Any], metadata: Any, **_: Any) -> Any:

@@ -449,7 +449,7 @@ async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
     ],
 )
 async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, record: bytes):
-    """The agent ran, its session is lost, the run goes on."""
+    """The agent ran, its session is lost, the run continues."""
     created = http_answer(200, {"session_id": "a1", "base_url": "http://127.0.0.1:9", "api_key": "k"})
     async with canned_server(created, record) as server, SessionManager(server.url, deadlines=FAST) as manager:
         rollout = await manager.run(program(tmp_path, ""))

@@ -49,7 +49,7 @@ async def test_pending_rollouts_end_in_one_line(tmp_path: Path):
 
 
 async def test_a_rollout_stands_still_for_the_time_of_a_block(tmp_path: Path):
-    """Its agent does not notice: the turn that was cut short goes on as the same turn."""
+    """Its agent does not notice: the turn that was cut short continues as the same turn."""
     answers = []
 
     async def ask(base_url, **_):
@@ -70,7 +70,7 @@ async def test_a_rollout_stands_still_for_the_time_of_a_block(tmp_path: Path):
 
 @pytest.mark.parametrize("form", ["a checkpoint", "a transfer"])
 async def test_weights_change_under_a_rollout_in_one_line(tmp_path: Path, form: str):
-    """The turn in flight goes on under the new ones, and its tokens say which were whose."""
+    """The turn in flight continues under the new ones, and its tokens say which were whose."""
 
     async def transfer(workers: Mapping[str, TokenProvider], label: str) -> None:
         for worker in workers.values():

@@ -99,7 +99,7 @@ async def test_no_worker_in_time_says_what_was_tried():
         listed = Listed(start_timeout_s=1.0)
         listed.found = [FoundWorker("gone", lambda: fake_provider(fake))]
         fake.url = "http://127.0.0.1:1"
-        with pytest.raises(EngineUnavailable, match=r"no worker could be entered within 1 s \(gone: .*127.0.0.1:1"):
+        with pytest.raises(EngineUnavailable, match=r"no worker was ready within 1 s \(gone: .*127.0.0.1:1"):
             async with listed.pool:
                 pass
 

@@ -125,7 +125,7 @@ def test_a_gateway_that_nobody_knows_is_refused() -> None:
 
 
 def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An index that does not answer, for example; nothing is left behind."""
+    """An index that does not answer, for example; no sandboxes are left behind."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
     monkeypatch.setattr(gateway_program_module, "_INSTALL_S", 0.001)
 

@@ -122,7 +122,7 @@ def test_whatever_comes_the_gate_can_be_opened(said: list[tuple[Intent, int]]):
     for intent, obeyed in said:
         trainer = trainer.advance(intent, obeyed=obeyed, until=UNTIL)
         assert (trainer.due is not None) is (trainer.begun in (Begun.WEIGHTS, Begun.ABORT))
-        if trainer.begun is not None:  # what the hold keeps is enough to go on
+        if trainer.begun is not None:  # what the hold keeps is enough to continue
             assert Trainer.of(trainer.begun, until=UNTIL) == trainer
         assert trainer.advance(Intent.CONTINUE, obeyed=0, until=UNTIL) == OPEN
 

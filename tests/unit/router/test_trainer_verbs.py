@@ -152,7 +152,7 @@ def require_true_proximal(sample: Json, *, newest: int) -> None:
 
 
 async def test_five_updates_inside_one_turn_leave_one_turn():
-    """By pause, weights, continue: it goes on every time, and every token that met its next version is scored by it."""
+    """By pause, weights, continue: it serves every time, and each token that met its next version is scored by it."""
     async with routing(*KINDS, step=LONGER) as router:
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
@@ -173,7 +173,7 @@ async def test_five_updates_inside_one_turn_leave_one_turn():
 
 @pytest.mark.parametrize(("kind", "mode"), [("sglang", "retract"), ("sglang", "in_place"), ("vllm", "in_place")])
 async def test_a_turn_across_two_updates_that_keep_it_loses_nothing_uncounted(kind: str, mode: str):
-    """Its request goes on, so what came before the first update misses its next version, and the sample says so.
+    """Its request continues, so what came before the first update misses its next version, and the sample says so.
 
     What came between the two meets its own in the sweep before the third, when the turn has ended.
     """
@@ -248,7 +248,7 @@ async def test_the_gate_is_shut_before_workers_are_told_and_opened_after():
 
 
 async def test_new_weights_without_a_pause_shut_the_gate_for_their_time():
-    """What the update cuts short goes on under the weights that it brought."""
+    """What the update cuts short continues under the weights that it brought."""
     async with routing(*KINDS, step=LONG) as router:
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
@@ -383,7 +383,7 @@ async def test_a_trainer_that_pauses_and_falls_silent_shuts_nobody_out_for_ever(
 
 
 async def test_a_router_that_is_started_again_in_the_middle_of_an_update_is_still_paused(tmp_path: Path):
-    """Until the trainer says that it is over. Workers that stand still go on: nobody could tell them to otherwise."""
+    """Until the trainer says that it is over. Workers that stand still continue, too."""
     async with started_again(tmp_path, "/pause_generation") as (router, session):
         asking = asyncio.create_task(router.turn(session))
         await eventually(lambda: router.server.gatekeeper.held == 1)

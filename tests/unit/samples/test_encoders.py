@@ -133,7 +133,7 @@ def test_objects_that_are_no_boxes_stay_and_are_not_trained():
 
 
 def test_an_object_that_ends_inside_a_token_is_kept_to_the_token_before():
-    """The sampled `}]` cannot stay when the list goes on: its brace is encoded with what is appended."""
+    """The sampled `}]` cannot stay when the list continues: its brace is encoded with what is appended."""
     tokenizer = merging_tokenizer()
     body = spell(CAT)[:-2]
     [both] = [token for token in range(tokenizer.vocab_size) if tokenizer.token_text(token) in ('"}]', "}]")][:1]

@@ -109,5 +109,5 @@ def test_what_no_stream_packs_is_refused():
     assert (pack.numbers.tolist(), pack.position_ids.shape) == ([0], (4, 6))
     assert [each.numbers.tolist() for each in stream.finish()] == [[1]]
     for arguments in ((0, 1), (10, -1)):
-        with pytest.raises(SegmentError, match="packing_length is at least 1 and lookahead at least 0"):
+        with pytest.raises(SegmentError, match="expected packing_length >= 1 and lookahead >= 0"):
             PackStream(*arguments)

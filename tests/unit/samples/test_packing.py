@@ -80,7 +80,7 @@ def test_what_is_no_pool_is_refused():
         plan_packs([3, 11], 10)
     with pytest.raises(SegmentError, match="number 2 has 0"):
         plan_packs([3, 4, 0], 10)
-    with pytest.raises(SegmentError, match="packing_length is at least 1"):
+    with pytest.raises(SegmentError, match="packing_length: expected at least 1"):
         plan_packs([], 0)
 
 

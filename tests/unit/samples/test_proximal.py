@@ -209,7 +209,7 @@ def test_the_staleness_of_a_sample_is_counted_over_its_sampled_tokens():
 
 @pytest.mark.parametrize("live", [None, 2, 3])
 def test_lags_count_from_the_newest_token_where_no_newer_version_is_known(live):
-    """Nobody knows the live version, or an engine counts anew: no lag is below 0."""
+    """Nobody knows the live version, or an engine restarts its count: no lag is below 0."""
     behavior, proximal = as_ids([0, 0, -1, 1, 3]), as_ids([1, 0, -1, 2, 3])
 
     assert staleness(behavior, proximal, live) == Staleness(3, 0, lag_mean=2.0, lag_max=3, proximal_share=0.5)

@@ -38,7 +38,7 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(data=st.data(), context=st.integers(1, 3))
     def ask(self, data, context: int) -> None:
-        """The agent goes on from any turn: a next turn, or a sibling."""
+        """The agent continues from any turn: a next turn, or a sibling."""
         parent = self.turns[data.draw(st.sampled_from(sorted(self.turns)))]
         index = len(self.turns)
         self.turns[index] = turn(index, context=range(context), parent=parent)

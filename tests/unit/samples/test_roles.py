@@ -76,7 +76,7 @@ async def test_a_failed_call_decides_nothing_about_others():
     ],
 )
 async def test_a_summary_is_trained_when_its_text_is_used(kept: str, role: str, trained: bool):
-    """A compaction whose text the client has replaced by its own is nothing that the agent went on with (A5)."""
+    """A compaction whose text the client has replaced by its own is nothing that the agent continued with (A5)."""
     async with session_on(*says("one", SUMMARY, "two", "three")) as (client, session):
         history = await ask(client, session, [SYSTEM, user("Go.")], tools=TOOLS)
         told = "\n".join(str(each["content"]) for each in history)
@@ -129,7 +129,7 @@ async def test_a_call_of_another_client_while_a_tool_runs_is_a_stray():
 
 
 async def test_two_agents_in_one_session():
-    """The one that goes on longer is the rollout; the other client is another program."""
+    """The one that continues longer is the rollout; the other client is another program."""
     async with session_on(*says(*(f"answer {number}" for number in range(5)))) as (client, session):
         first, second = [SYSTEM, user("Go.")], [{"role": "system", "content": "You are another."}, user("Go, too.")]
         headers = bearer(session.api_key) | {"user-agent": "other/1.0"}

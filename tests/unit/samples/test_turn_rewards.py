@@ -1,4 +1,4 @@
-"""What a check says of turns reaches the tokens that these turns sampled; what cannot be kept is refused by name."""
+"""What a check says of turns reaches the tokens that these turns sampled; what is not supported is refused by name."""
 
 import json
 import math

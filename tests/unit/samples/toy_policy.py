@@ -102,7 +102,7 @@ class ToyEngine:
 
 
 class Rollout:
-    """One branch of a session against one engine. The last turn goes on being sampled until `next_turn`."""
+    """One branch of a session against one engine. The last turn continues being sampled until `next_turn`."""
 
     def __init__(self, engine: ToyEngine) -> None:
         self.engine = engine
@@ -114,7 +114,7 @@ class Rollout:
         self.turns.append(turn(len(self.turns), context=context or (7, 8), parent=parent))
 
     def sample(self, tokens: int) -> None:
-        """One request: go on with the last turn for `tokens` tokens, scoring what waits."""
+        """One request: continue with the last turn for `tokens` tokens, scoring what waits."""
         result = self.engine.generate(self.ids, tokens, scoring_start(self.turns, self.engine.version))
         if result.prompt_logprobs is not None:
             changed = {turn.index: turn for turn in score_turns(self.turns, result.prompt_logprobs)}

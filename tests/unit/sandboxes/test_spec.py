@@ -46,7 +46,7 @@ def test_mounts_are_read_only_unless_said():
 
 @pytest.mark.parametrize("table", [{}, {"kind": "podman", "image": "x", "mounts": ["/a:rw"], "cpus": 1, "pids": 9}])
 def test_a_spec_comes_back_from_a_file(table):
-    """A run writes its configuration with every default, and reads it when it goes on."""
+    """A run writes its configuration with every default, and reads it when it continues."""
     spec = SandboxSpec(**table)
     written = json.loads(spec.model_dump_json(exclude_none=True))
     assert SandboxSpec(**written) == spec

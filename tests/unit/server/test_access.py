@@ -123,10 +123,7 @@ async def test_an_agent_is_not_told_where_engines_are() -> None:
     address = fake.url.removeprefix("http://")
     assert [answer.status_code for answer in answers] == [503, 503]
     assert all(address not in answer.text for answer in (*answers, health))
-    assert (
-        answers[0].json()["error"]["message"]
-        == "no engine can be reached, or it takes no requests now; ask again later"
-    )
+    assert answers[0].json()["error"]["message"] == "no engine is reachable, or none accepts requests now; retry later"
     assert address in json.dumps([line for line in logs if line["event"] == "request_refused"])
 
 

@@ -1,4 +1,4 @@
-"""Rows that no engine server should send, through sessions on real sockets: one error of that turn, and it goes on."""
+"""Rows that no engine server should send, through sessions on sockets: one error of that turn, and it continues."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,7 +51,7 @@ async def served(kind: str, folder: Path) -> AsyncIterator[tuple[FakeServer, Cli
 
 
 async def must_refuse(client: Client[Any], session: Served, word: str) -> None:
-    """The next turn is one clear error; nothing of it is recorded, and the session goes on."""
+    """The next turn is one clear error; nothing of it is recorded, and the session continues."""
     refused = await client.chat(session, [user("question 0")])
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (502, "engine_reply_invalid")

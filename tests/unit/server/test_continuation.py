@@ -184,7 +184,7 @@ async def test_a_drain_before_the_engine_was_asked_sends_nothing_to_it():
 
 
 async def test_a_turn_held_for_too_long_waits_for_a_retry():
-    """503 with Retry-After; the same request goes on with the partial."""
+    """503 with Retry-After; the same request continues with the partial."""
     async with session_on(SLOW, settings=ServerSettings(pause_timeout_s=0.05)) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.sampling()

@@ -83,7 +83,7 @@ async def test_one_session_can_be_drained():
 
 @pytest.mark.parametrize("is_drained", [False, True])
 async def test_draining_one_session_ends_its_requests_in_the_engine(is_drained):
-    """By their ids and at once, also in the grace of a drain of all: the turn of the other session goes on."""
+    """By their ids and at once, also in the grace of a drain of all: the turn of the other session continues."""
     async with serving(HANG, HANG, settings=grace(2 * PATIENCE_S)) as client:
         mine, other = await client.create(), await client.create()
         cut, left = (asyncio.create_task(client.chat(session, HI)) for session in (mine, other))
@@ -226,14 +226,14 @@ async def test_a_partial_that_arrives_in_the_moment_of_the_end_is_no_sample():
 
 
 async def test_an_ended_session_may_be_taken_over():
-    """Its successor goes on with what was cut short: nothing is sampled twice."""
+    """Its successor continues with what was cut short: nothing is sampled twice."""
     async with session_on(CUT) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await client.sampling()
         await client.http.post(f"/sessions/{session.session_id}/end")
         await request
         successor = await client.create(resumes=session.session_id)
-        client.engine.play_from(successor.session_id, 1)  # the step that was cut, as a model would go on
+        client.engine.play_from(successor.session_id, 1)  # the step that was cut, as a model would continue
         message = await client.say(successor, HI)
         record = await client.record(successor)
 
@@ -243,7 +243,7 @@ async def test_an_ended_session_may_be_taken_over():
 
 @pytest.mark.parametrize("body", [b'{"within_s": -1}', b'{"within_s": "x"}', b'{"unknown": 1}', b"[]", b"{"])
 async def test_a_body_that_ends_nothing_changes_nothing(body):
-    """400, and the session goes on."""
+    """400, and the session continues."""
     async with session_on() as (client, session):
         answer = await client.http.post(f"/sessions/{session.session_id}/end", content=body)
         phase = (await client.record(session))["phase"]

@@ -48,7 +48,7 @@ def check(turn: Json, fake: FakeServer, deaths: int) -> None:
 
 @pytest.mark.parametrize("kind", FAKE_KINDS)
 async def test_deaths_in_mid_decode_cost_one_interval_each_at_most(kind: str) -> None:
-    """The turn goes on from what arrived; with what is unknown, the ledger is the engine's own count."""
+    """The turn continues from what arrived; with what is unknown, the ledger is the engine's own count."""
     random, fake = Random(kind), make_fake(kind, scripted_engine(SAYS))
     settings = ServerSettings(engine_retry_s=0.001, max_unsolicited_aborts=3)
     async with (
@@ -81,7 +81,7 @@ async def test_deaths_in_mid_decode_cost_one_interval_each_at_most(kind: str) ->
 @pytest.mark.parametrize("sampled", [1, 2, 51, 75, SIZE - 1])
 @pytest.mark.parametrize("kind", ["sglang", "sglang-incremental"])
 async def test_a_request_that_sglang_retracts_and_aborts_loses_what_it_had_not_sent(kind: str, sampled: int) -> None:
-    """SGLang answers from the queue with what it had sent: it stays as it is, the rest is unknown, the turn goes on."""
+    """SGLang answers from the queue with what it had sent: it stays, the rest is unknown, the turn continues."""
     hangs = ScriptStep(text=SAYS.text, token_delay_s=1e-6, fault=ScriptedFault.HANG, fault_after=sampled)
     fake = make_fake(kind, scripted_engine(hangs, SAYS), repeats_last_id=kind == "sglang-incremental")
     async with (

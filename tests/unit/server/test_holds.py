@@ -77,7 +77,7 @@ async def test_a_server_says_what_had_held_its_gate(tmp_path: Path):
 
 
 async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
-    """Its controller has died: what waits goes on, and the log and the metrics say why."""
+    """Its controller has died: what waits continues, and the log and the metrics say why."""
     async with session_on(*says("hello")) as (client, session):
         await verb(client, "pause", "dead", ttl_s=0.1)
         message = await client.say(session, HI)
@@ -222,7 +222,7 @@ async def test_engines_that_a_late_controller_paused_are_continued(name):
 
 
 class Stubborn(ScriptedEngine):
-    """Refuses to go on for a while."""
+    """Refuses to continue for a while."""
 
     refuses = True
     asked = 0

@@ -387,7 +387,7 @@ async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
 
 
 async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
-    """It is sampled anew."""
+    """It is resampled."""
     async with serving(*says("one", " ".join(["slow"] * 400)), store=tmp_path / "s.db") as client:
         old = await client.create()
         messages = await converse(client, old, 1)
@@ -453,7 +453,7 @@ async def test_of_two_heirs_at_once_one_is_refused(tmp_path: Path):
 
     refused = [answer for answer in answers if answer.status_code == 400]
     assert len(refused) == len(answers) - 1
-    assert all("went on with this one" in answer.json()["error"]["message"] for answer in refused)
+    assert all("continued with this one" in answer.json()["error"]["message"] for answer in refused)
 
 
 async def test_the_last_turn_of_a_drained_session_is_not_inherited(tmp_path: Path):
@@ -528,7 +528,7 @@ async def test_a_record_has_one_heir_at_a_time_and_no_living_session(tmp_path: P
         matching = await client.http.post("/sessions", json={**body, "matching": ["exact"]})
 
     assert "still lives" in lives.json()["error"]["message"]
-    assert "went on with this one" in second.json()["error"]["message"]
+    assert "continued with this one" in second.json()["error"]["message"]
     assert fork.status_code == 200
     assert both.json()["error"]["param"] == "inherits"
     assert matching.json()["error"]["param"] in ("matching", "inherits.session_id")

@@ -31,7 +31,7 @@ async def serving(*labels: str, store: str = "memory") -> AsyncIterator[tuple[Cl
 
 async def say(client: Client, session: Served, history: list[Any]) -> None:
     """One more turn of a conversation."""
-    history += [await client.say(session, history), user("go on")]
+    history += [await client.say(session, history), user("continue")]
 
 
 def sampled(sample: Json, column: str) -> list[Any]:
@@ -132,7 +132,7 @@ async def test_workers_agree_on_the_place_of_a_label():
 
 
 async def test_a_version_that_goes_down_is_taken_as_it_is_said():
-    """An engine that was started anew: its tokens carry what it says, and nothing waits for a version twice."""
+    """An engine that was restarted: its tokens carry what it says, and nothing waits for a version twice."""
     async with serving("5") as (client, [engine]):
         session = await client.create(limits={"staleness": 1})
         history = [user("a")]

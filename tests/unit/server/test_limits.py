@@ -65,7 +65,7 @@ def schema(value):
     ],
 )
 async def test_a_request_over_a_limit_is_refused_by_the_name_of_the_limit(limit, param, messages, fields):
-    """400: what was expected and what came; counted, final, and the session goes on."""
+    """400: what was expected and what came; counted, final, and the session continues."""
     async with session_on(*says("hello"), settings=ServerSettings(limits=SMALL)) as (client, session):
         answer = await client.chat(session, messages, **fields)
         metrics = (await client.http.get("/metrics")).text

@@ -161,7 +161,7 @@ async def test_a_pause_is_silence_and_the_same_stream_goes_on(dialect):
 
 @DIALECTS
 async def test_a_retry_of_a_cut_stream_begins_with_what_was_recorded(dialect):
-    """And goes on live; it is one turn."""
+    """And continues live; it is one turn."""
     async with session_on(SLOW, settings=LIVE) as (client, session):
         async with reading(client, session, dialect) as first:
             await first.until("Once upon")

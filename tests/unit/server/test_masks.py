@@ -46,7 +46,7 @@ async def test_a_session_without_a_filter_moves_without_masks(tmp_path: Path) ->
 
 
 async def test_a_request_may_not_change_what_the_session_pins() -> None:
-    """400 by name; the session goes on, and its turn says what it was sampled with."""
+    """400 by name; the session continues, and its turn says what it was sampled with."""
     async with serving(*says("one")) as client:
         session = await client.create(**RECORD)
         refused = await client.chat(session, [user("a")], temperature=0.5)

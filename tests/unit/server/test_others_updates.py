@@ -125,7 +125,7 @@ async def test_polling_health_changes_nothing_in_the_data(kind: str, polls: bool
             answer = await trainer.client.chat(session, history)
             statuses.append(answer.status_code)
             if answer.status_code == 200:
-                history += [answer.json()["choices"][0]["message"], user("go on")]
+                history += [answer.json()["choices"][0]["message"], user("continue")]
         [sample] = await trainer.client.samples(session)
 
         assert statuses == [200, 200, 404, 404]

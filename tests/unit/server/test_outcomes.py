@@ -158,7 +158,7 @@ async def test_a_turn_that_is_cancelled_is_on_disk_and_in_the_ledger(tmp_path, m
 
 
 async def test_whoever_waits_for_a_turn_that_is_cancelled_takes_it_up(tmp_path):
-    """The retry that joined it goes on from what had arrived."""
+    """The retry that joined it continues from what had arrived."""
     async with bare(tmp_path / "s.db", SLOW) as live:
         session_id = (await live.answer("POST", "/sessions")).json()["session_id"]
         asked = live.chat(session_id)

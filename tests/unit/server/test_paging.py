@@ -209,7 +209,7 @@ async def test_after_a_restart_a_last_answer_is_in_doubt(tmp_path: Path) -> None
 
 
 async def test_a_session_whose_rows_are_gone_is_an_error_for_itself_alone(tmp_path: Path) -> None:
-    """503 for whoever asks, sweeps go on, the others are served, and it can be deleted."""
+    """503 for whoever asks, sweeps continue, the others are served, and it can be deleted."""
     clock, path = SetClock(), tmp_path / "s.db"
     async with serving(*says("one", "two"), store=path, settings=SETTINGS, clock=clock) as client:
         gone, cut, sound = [await client.create() for _ in range(3)]

@@ -124,7 +124,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 9))
     def take_over(self, number: int) -> None:
-        """Somebody wants to go on with an earlier session, which may be another's by now, or nobody's."""
+        """Somebody wants to continue with an earlier session, which may be another's by now, or nobody's."""
         self.begin(self.opened(SessionConfig(resumes=self.known[number % len(self.known)])))
 
     @rule()
@@ -235,7 +235,7 @@ class RegistryMachine(RuleBasedStateMachine):
         self.run_tasks()
 
     def run_tasks(self) -> None:
-        """Let every task go on until it waits for the disk, and fail with those that failed."""
+        """Let every task continue until it waits for the disk, and fail with those that failed."""
         self.runner.get_loop().run_until_complete(rounds())
         for task in [task for task in self.tasks if task.done()]:
             self.tasks.remove(task)
@@ -243,7 +243,7 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 async def rounds() -> None:
-    """Let the tasks of the loop go on."""
+    """Let the tasks of the loop continue."""
     for _ in range(ROUNDS):
         await asyncio.sleep(0)
 

@@ -134,7 +134,7 @@ def _asked(said: list[Message], move: Move, number: int) -> list[Message]:
         case Move.REWIND if answers:
             return [*said[: answers[0] + 1], user(f"instead {number}")]
         case Move.COMPACT:
-            return [*said, user("Summarize what happened, for whoever goes on from here.")]
+            return [*said, user("Summarize what happened, for whoever continues from here.")]
         case _:
             return said
 

@@ -52,7 +52,7 @@ def xxh3_before(content: bytes) -> str:
 @pytest.mark.parametrize("digest_before", [blake2b_before, xxh3_before])
 @pytest.mark.parametrize("headers", [{}, {"idempotency-key": "one"}], ids=["plain", "with a key"])
 async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_path, headers, digest_before):
-    """Its store has digests of bodies: the retry goes on, another body is a turn of its own, and so is it later."""
+    """Its store has digests of bodies: the retry continues, another body is a turn of its own, and so is it later."""
     path = tmp_path / "s.db"
     content = json.dumps({"messages": HI}).encode()
     key = b"\0one" if headers else b""
@@ -146,7 +146,7 @@ async def test_two_bodies_of_one_fast_digest_are_two_calls():
 
 
 async def test_two_beginnings_of_one_fast_digest_are_two_histories():
-    """The second conversation does not go on from the first one."""
+    """The second conversation does not continue from the first one."""
     async with session_on(*says("one", "two")) as (client, session):
         first, _ = colliding('"}]}')
         _, second = colliding('"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]}')

@@ -226,7 +226,7 @@ async def test_an_exception_in_the_block_comes_out_as_itself():
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunked):
-    """Declared or not: 413 in the OpenAI form, state unchanged, and the server goes on."""
+    """Declared or not: 413 in the OpenAI form, state unchanged, and the server continues."""
     large = body([user("x" * 3_000_000)])
 
     async def pieces():
@@ -247,7 +247,7 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunke
 
 
 async def test_a_client_that_leaves_while_sending_harms_nobody():
-    """Half a body, then silence: no turn, and the server goes on."""
+    """Half a body, then silence: no turn, and the server continues."""
     async with session_on(*says("hello")) as (client, session):
         host, _, port = client.url.removeprefix("http://").partition(":")
         _, writer = await asyncio.open_connection(host, int(port))

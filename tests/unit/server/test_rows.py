@@ -51,7 +51,7 @@ class LyingEngine(ScriptedEngine):
 
 
 class ForgetfulEngine(ScriptedEngine):
-    """Returns no rows when it goes on with a request."""
+    """Returns no rows when it continues with a request."""
 
     def _route(self, request: GenerationRequest, output: TokenIds, spans: list[VersionSpan]) -> TokenRows | None:
         return None if request.continues else super()._route(request, output, spans)
@@ -118,13 +118,13 @@ async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) ->
         old = await client.create(**RECORD)
         history = await client.converse(old, 1)
         async with asyncio.TaskGroup() as group:
-            group.create_task(client.chat(old, [*history, user("go on")]))
+            group.create_task(client.chat(old, [*history, user("continue")]))
             await client.sampling()
             await client.http.post(f"/sessions/{old.session_id}/drain")
         await client.engine.update_weights(tmp_path, "1")
         new = await client.create(resumes=old.session_id)
         assert await client.converse(new, 1) == history
-        await client.say(new, [*history, user("go on")])
+        await client.say(new, [*history, user("continue")])
 
         [sample] = await client.samples(new)
     must_be_true(sample)
@@ -133,7 +133,7 @@ async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("record", "must_hold", "_"), KINDS.values(), ids=KINDS)
 async def test_a_cut_request_continues_behind_its_rows(record: Json, must_hold: Any, _: str, tmp_path: Path) -> None:
-    """The engine is asked from the last known token on, in a session that the next server goes on with."""
+    """The engine is asked from the last known token on, in a session that the next server continues with."""
     slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
     async with serving(slow, store=tmp_path / "s.db") as client:
         session = await client.create(**record)
@@ -198,7 +198,7 @@ async def test_rows_have_a_limit_in_bytes(limit: str) -> None:
 
 @pytest.mark.parametrize(("column", "lie"), LIES.values(), ids=LIES)
 async def test_wrong_rows_and_masks_are_an_error_of_their_turn_alone(column: str, lie: Any) -> None:
-    """Nothing of the reply is kept, and the session goes on."""
+    """Nothing of the reply is kept, and the session continues."""
     config, must_hold, word = KINDS[column]
     async with serving_with(LyingEngine(column, lie)) as client:
         session = await client.create(**config)

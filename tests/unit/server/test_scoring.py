@@ -41,7 +41,7 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
     """
     store = tmp_path / "s.db"
     async with session_on(*says("one"), SLOW, store=store) as (client, session):
-        messages = [*HI, await client.say(session, HI), user("go on")]
+        messages = [*HI, await client.say(session, HI), user("continue")]
         request = asyncio.create_task(client.chat(session, messages))
         for version in ("1", "2"):
             await client.sampling()
@@ -60,7 +60,7 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
 async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
     """A least length masks the second turn's logprobs: its resume scores the turn before it, not what it sampled."""
     async with session_on(*says("one"), SLOW) as (client, session):
-        messages = [*HI, await client.say(session, HI), user("go on")]
+        messages = [*HI, await client.say(session, HI), user("continue")]
         request = asyncio.create_task(client.chat(session, messages, min_tokens=1))
         await client.sampling()
         await client.http.post("/sessions/pause")
@@ -80,7 +80,7 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
 async def test_a_server_may_leave_scoring_to_sweeps():
     """The option: no request asks for logprobs of its input."""
     async with session_on(*says("one", "two"), settings=ServerSettings(score_inputs=False)) as (client, session):
-        messages = [*HI, await client.say(session, HI), user("go on")]
+        messages = [*HI, await client.say(session, HI), user("continue")]
         await update(client, "1")
         await client.say(session, messages)
 
@@ -88,7 +88,7 @@ async def test_a_server_may_leave_scoring_to_sweeps():
 
 
 async def test_a_turn_whose_client_left_keeps_the_scores_of_its_partial():
-    """Scored when it went on, whoever asked."""
+    """Scored when it continued, whoever asked."""
     async with session_on(SLOW) as (client, session):
         gone = asyncio.create_task(client.chat(session, HI))
         await client.sampling()

@@ -179,7 +179,7 @@ async def test_siblings_say_the_same_step_and_another_conversation_begins_again(
 
 @pytest.mark.parametrize("kind", ["scripted", "sglang", "vllm"])
 async def test_a_step_without_an_end_is_cut_behind_its_last_id(kind: str) -> None:
-    """No engine goes on by itself, whatever budget the agent gave it."""
+    """No engine continues by itself, whatever budget the agent gave it."""
     steps = [{"text": "no end", "finish": "length"}, {"tokens": [7, 8, 9]}]
     async with engine_of(kind) as engine, serving_with(engine, settings=ALLOWED) as client:
         sessions = [await client.create(script={"steps": [step]}) for step in steps]
@@ -451,7 +451,7 @@ async def test_a_session_that_takes_over_goes_on_with_the_script() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(SCRIPT, CREATE["script"]), (None, SCRIPT)])
 async def test_a_session_that_takes_over_has_no_other_script(before: Json | None, after: Json) -> None:
-    """A turn that was cut could not go on in another step, nor in one where the model had begun."""
+    """A turn that was cut could not continue in another step, nor in one where the model had begun."""
     async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
         old = await client.create(script=before)
         await drained(client, old)

@@ -40,12 +40,12 @@ async def say(service: TurnService, session: Session, history: list[object]) -> 
     """One more turn of a conversation."""
     call = await service.read(session, OpenAIChat(), WireCall(body(history)), patient_client())
     served = await service.serve(call)
-    history += [dict(served.turn.reply), user("go on")]
+    history += [dict(served.turn.reply), user("continue")]
     return served
 
 
 async def test_a_turn_asks_the_worker_that_serves_it_and_no_other():
-    """Also one that was cut short and has to know whether its engine is paused before it goes on."""
+    """Also one that was cut short and has to know whether its engine is paused before it continues."""
     workers = [AskedEngine(CUT, WHOLE) for _ in range(8)]
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(EnginePool(workers))

@@ -1,4 +1,4 @@
-"""The admission cap on staleness: a branch that is too many weight updates old does not go on."""
+"""The admission cap on staleness: a branch that is too many weight updates old does not continue."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ async def test_a_branch_goes_on_until_its_oldest_token_is_too_old(limit, updates
             if answer.status_code != 200:
                 refused_at = version
                 break
-            history += [answer.json()["choices"][0]["message"], user("go on")]
+            history += [answer.json()["choices"][0]["message"], user("continue")]
 
         assert refused_at == (None if limit is None else updates_met + 1)
         [sample] = await client.samples(session)

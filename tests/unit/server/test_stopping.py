@@ -29,7 +29,7 @@ async def test_a_turn_in_flight_is_kept_and_goes_on_at_the_next_server(tmp_path)
         [partial] = read_file(tmp_path / "s.db")[session.session_id].turns.values()
         ledger = ledger_of(read_file(tmp_path / "s.db")[session.session_id])
     async with serving(CUT, store=tmp_path / "s.db") as client:
-        client.engine.play_from(session.session_id, 1)  # the step that was cut, as a model would go on
+        client.engine.play_from(session.session_id, 1)  # the step that was cut, as a model would continue
         answer = await client.http.post(url_of(session), json={"messages": HI})
         record = await client.record(session)
 

@@ -161,7 +161,7 @@ async def test_a_client_that_leaves_stops_the_engine(settings):
 
 
 async def test_a_bug_leaves_an_answer_that_has_begun_without_an_end():
-    """The error goes on to the web server, which cuts the connection: never an end that could be read as one."""
+    """The error continues to the web server, which cuts the connection: never an end that could be read as one."""
     sent = []
 
     async def serve():

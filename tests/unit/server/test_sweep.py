@@ -186,7 +186,7 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
 
 
 async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
-    """An open session may go on from any branch, a closed one delivers the selected one."""
+    """An open session may continue from any branch, a closed one delivers the selected one."""
     engine = Engine()
     async with serving_with(engine) as client:
         session = await client.create(selection="one")

@@ -128,7 +128,7 @@ async def test_a_takeover_survives_a_restart(tmp_path: Path):
 
 
 async def test_tokens_of_turns_that_are_left_behind_are_in_the_ledger(tmp_path: Path):
-    """Of a turn behind one that was cut, which goes on otherwise now; the next server knows of them, too."""
+    """Of a turn behind one that was cut, which continues otherwise now; the next server knows of them, too."""
     async with serving(*says("a long answer", "and more"), store=tmp_path / "s.db") as client:
         old = await client.create(after_incomplete="serve")
         cut = await client.say(old, [user("go")], max_tokens=6)

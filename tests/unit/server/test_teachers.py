@@ -1,4 +1,4 @@
-"""Teachers score what was sampled, in its exact context, while the agent goes on; what they miss is named."""
+"""Teachers score what was sampled, in its exact context, while the agent continues; what they miss is named."""
 
 import asyncio
 import os

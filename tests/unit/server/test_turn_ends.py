@@ -212,7 +212,7 @@ class DyingEngine(ScriptedEngine):
     async def generate(self, *args: object, **kwargs: object) -> GenerationResult:
         """See `TokenProvider`."""
         await super().generate(*args, **kwargs)
-        raise EngineConnectionLost("the engine went away")
+        raise EngineConnectionLost("the connection to the engine was lost")
 
 
 async def test_the_record_of_a_drained_turn_has_the_words_of_the_engine_that_failed():
@@ -223,7 +223,7 @@ async def test_the_record_of_a_drained_turn_has_the_words_of_the_engine_that_fai
         await drain(client, session)
         [turn] = (await client.record(session))["turns"]
 
-    assert (turn["end"], turn["notes"]["error"]["message"]) == ("drained", "the engine went away")
+    assert (turn["end"], turn["notes"]["error"]["message"]) == ("drained", "the connection to the engine was lost")
 
 
 async def test_deleting_a_session_ends_its_turns_as_ending_it_does():
@@ -239,7 +239,7 @@ async def test_deleting_a_session_ends_its_turns_as_ending_it_does():
 
 
 async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
-    """A turn that breaks off and goes on is one turn and two attempts; a repeated engine request is neither."""
+    """A turn that breaks off and continues is one turn and two attempts; a repeated engine request is neither."""
     slow = ScriptStep(text=TEXT, token_delay_s=0.02)
     absent = ScriptStep(text=TEXT, fault=ScriptedFault.UNAVAILABLE)
     engine = ScriptedEngine(toy_tokenizer(), Script((absent, slow)))

@@ -41,7 +41,7 @@ async def test_an_answer_and_its_record_agree():
 
 
 async def test_a_stop_id_of_the_owner_stays_in_the_ids_and_leaves_the_content():
-    """Like a stop string; the branch goes on behind it, with the answer closed as the template closes it."""
+    """Like a stop string; the branch continues behind it, with the answer closed as the template closes it."""
     [stop_id] = toy_tokenizer().encode("!")
     async with serving(*says("Hello! And more.", "Fine.")) as client:
         session = await client.create(sampling={"stop_token_ids": [stop_id]})
@@ -60,7 +60,7 @@ async def test_after_a_stop_string_the_branch_goes_on_exactly():
     """The turn is closed with the template's marker, as prompt; nothing sampled is lost or changed."""
     async with session_on(*says("one STOP", "two")) as (client, session):
         first = await client.say(session, HI, stop="STOP")
-        await client.say(session, [*HI, first, user("go on")])
+        await client.say(session, [*HI, first, user("continue")])
         before, after = (await client.record(session))["turns"]
 
     known = before["prompt_ids"] + before["output_ids"]
@@ -158,7 +158,7 @@ async def test_concurrent_calls_of_one_session_become_siblings():
     async with serving(*says("root"), *steps) as client:
         session = await client.create(trained_roles=["main", "resample"])
         root = await client.say(session, HI)
-        history = [*HI, root, user("go on")]
+        history = [*HI, root, user("continue")]
         left, right = await asyncio.gather(client.say(session, history), client.say(session, history))
         record = await client.record(session)
         samples = await client.samples(session)

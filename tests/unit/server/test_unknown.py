@@ -161,7 +161,7 @@ async def test_a_turn_that_is_asked_for_again_brings_what_was_unknown_along(tmp_
 
 
 async def test_what_may_have_been_sampled_for_a_turn_left_behind_is_not_forgotten():
-    """The turn never had an output, so no successor takes it up; the ledger goes on with it."""
+    """The turn never had an output, so no successor takes it up; the ledger continues with it."""
     async with serving(BREAKS, settings=ServerSettings(engine_attempts=1)) as client:
         session = await client.create(sampling={"max_tokens": 20})
         await client.chat(session, HI)
@@ -187,7 +187,7 @@ async def test_an_engine_that_does_not_hand_over_in_time_is_unknown():
 
 
 async def test_a_request_that_breaks_again_and_again_ends_the_turn_with_what_there_is():
-    """As often as an engine may cut a turn short; then the agent hears of it, and the same request goes on."""
+    """As often as an engine may cut a turn short; then the agent hears of it, and the same request continues."""
     steps = [ScriptStep(text="some words", fault=ScriptedFault.DISCONNECT, fault_after=3)]
     settings = ServerSettings(engine_retry_s=0.01, max_unsolicited_aborts=0)
     async with serving(*steps, settings=settings) as client:

@@ -134,7 +134,7 @@ def take(session, messages):
 
 TITLE = [user("a title for: task")]
 MAIN = [user("task")]
-MORE = [user("task"), assistant("ok"), user("go on")]
+MORE = [user("task"), assistant("ok"), user("continue")]
 
 
 @pytest.mark.parametrize("order", [[TITLE, MAIN, MORE], [MAIN, TITLE, MORE], [MAIN, MORE, TITLE]])

@@ -38,7 +38,7 @@ def converse(rewrite: Callable[[str], str], text: str, *, turns: int = 3, matchi
     messages = [user("begin")]
     for number in range(turns):
         ask(session, messages, assistant(text))
-        messages += [assistant(rewrite(text)), user(f"go on {number}")]
+        messages += [assistant(rewrite(text)), user(f"continue {number}")]
     return session
 
 
@@ -104,7 +104,7 @@ def test_tools_that_change_are_explained():
 
 
 def test_a_history_that_is_cut_is_explained():
-    """It ends where that of the call before goes on."""
+    """It ends where that of the call before continues."""
     session = new_session()
     ask(session, [user("a"), assistant("b"), user("c")], assistant("d"))
     ask(session, [user("a")], assistant("e"))

@@ -76,7 +76,7 @@ def test_nothing_but_its_release_ends_a_hold_earlier(verb):
 
 
 def test_who_joins_a_hold_leaves_it_the_work_that_it_is_for():
-    """A server that is started again goes on with it."""
+    """A server that is started again continues with it."""
     gate = Gate()
     gate.place(replace(pause("a", engines=True), work="weights"))
     gate.place(pause("a", until=200.0))

@@ -24,7 +24,7 @@ def test_a_hold_goes_on_until_it_is_off_the_gate():
 
 
 def test_whoever_has_the_earlier_ones_is_told_of_the_later_ones():
-    """One that ended in that moment is among them, and one that goes on always."""
+    """One that ended in that moment is among them, and one that continues always."""
     times = HoldTimes()
     times.note([PAUSE], 1.0)
     times.note([UPDATE], 2.0)

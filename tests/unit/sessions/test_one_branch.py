@@ -34,9 +34,9 @@ SPELLINGS = {
 
 @dataclass(frozen=True)
 class Step:
-    """A call of a client: it goes on from a conversation that it has, asks again, or edits and goes on."""
+    """A call of a client: it continues from a conversation that it has, asks again, or edits and continues."""
 
-    kind: Literal["go on", "ask again", "edit"]
+    kind: Literal["continue", "ask again", "edit"]
     where: int
     """Which of its conversations."""
     at: int
@@ -62,7 +62,7 @@ NUMBER = st.integers(0, 1_000)
 STEPS = st.lists(
     st.builds(
         Step,
-        st.sampled_from(["go on", "go on", "go on", "ask again", "edit"]),
+        st.sampled_from(["continue", "continue", "continue", "ask again", "edit"]),
         NUMBER,
         NUMBER,
         REPLIES,
@@ -95,7 +95,7 @@ def results(message: Message, number: int) -> list[Message]:
     made = message.get("tool_calls") or ()
     return [
         *({"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in made),
-        user(f"go on {number}"),
+        user(f"continue {number}"),
     ]
 
 

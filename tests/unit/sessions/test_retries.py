@@ -88,7 +88,7 @@ def test_after_a_restart_only_what_was_built_on_counts_as_delivered():
     """The note of a delivery may be older than the news that nobody read the answer."""
     session = new_session()
     first = take_turn(session, HI, "yo")
-    take_turn(session, [*HI, first.reply, user("go on")], "yo")
+    take_turn(session, [*HI, first.reply, user("continue")], "yo")
     for index in (0, 1):
         session.mark_delivered(index)
 

@@ -151,7 +151,7 @@ def test_a_branch_that_ended_incomplete_is_not_extended(reason):
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
 def test_serve_extends_an_incomplete_branch(reason):
-    """An evaluation goes on; the merge rule drops and counts the tail."""
+    """An evaluation continues; the merge rule drops and counts the tail."""
     session = new_session(after_incomplete=AfterIncomplete.SERVE)
     take_turn(session, [user("a")], "1", reason=reason)
 

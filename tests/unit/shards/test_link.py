@@ -97,7 +97,7 @@ async def test_a_shard_that_stands_as_somebody_else_told_it_does_not_serve(tmp_p
     elsewhere = msgspec.json.encode(DesiredStateAnswer("another", 10**18, ShardCounts()))
     async with canned_server(http_answer(200, elsewhere)) as shard, aiohttp.ClientSession() as http:
         link, _, _ = link_to(shard.url, tmp_path, http)
-        with pytest.raises(ShardUnavailable, match=r"telling 10{18} of 'another'.*kill it"):
+        with pytest.raises(ShardUnavailable, match=r"telling 10{18} of 'another'.*kill the shard"):
             await link.tell()
 
         assert link.load is None

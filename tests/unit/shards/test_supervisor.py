@@ -103,7 +103,7 @@ async def test_an_operator_who_wants_engines_continued_means_the_first_start(tmp
 
 
 async def test_engines_that_a_hold_covers_are_not_continued(tmp_path: Path):
-    """Not even for an operator: an update that goes on, and whose front was started again."""
+    """Not even for an operator: an update that continues, and whose front was started again."""
     async with shards_up(tmp_path, UPDATE, continue_engines=True) as shards:
         assert sorted(shards.started) == [(0, False), (1, False)]
 

@@ -54,7 +54,7 @@ async def _load(path: Path) -> Session:
 
 
 async def test_a_copy_has_every_turn_that_was_durable_before_it(tmp_path: Path) -> None:
-    """Taken in the middle of writing, it is whole, and the store goes on beside it as if nobody had looked."""
+    """Taken in the middle of writing, it is whole, and the store continues beside it as if nobody had looked."""
     async with SQLiteStore(tmp_path / "sessions.db") as store:
         writing = _Writing(store)
         await store.create(writing.session)

@@ -1,4 +1,4 @@
-"""Stores that were written before turns had ends are read, and go on."""
+"""Stores that were written before turns had ends are read, and continue."""
 
 import sqlite3
 from contextlib import closing, suppress

@@ -160,7 +160,7 @@ async def test_open_sessions_from_when_keys_covered_all_of_a_message_stay_exact(
 
 
 async def test_a_store_of_a_later_version_is_refused_by_name(old_store: Path) -> None:
-    """Nothing in it is touched: who wrote it can go on with it."""
+    """Nothing in it is touched: who wrote it can continue with it."""
     with closing(sqlite3.connect(old_store)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     before = old_store.read_bytes()

@@ -194,7 +194,7 @@ async def test_many_writers_at_once_are_all_durable(tmp_path):
 
 
 async def test_a_write_that_fails_is_an_error_for_who_waits_and_the_store_goes_on(tmp_path):
-    """A session cannot be created twice; what was kept stays as it was and turns go on being kept."""
+    """A session cannot be created twice; what was kept stays as it was and turns continue being kept."""
     session = numbered(1)
     turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:
@@ -209,7 +209,7 @@ async def test_a_write_that_fails_is_an_error_for_who_waits_and_the_store_goes_o
 
 
 async def test_another_outcome_of_a_turn_takes_the_place_of_the_first(tmp_path):
-    """A turn that broke off and went on is one row."""
+    """A turn that broke off and continued is one row."""
     session = numbered(1)
     turn = take_turn(session, [user("a")], "1")
     async with SQLiteStore(tmp_path / "s.db") as store:

@@ -18,7 +18,7 @@ HASTY = Deadlines(create_s=5, attempt_s=5, read_s=5, end_s=1, delete_s=2)
 
 
 async def test_a_session_is_found_again_although_nobody_heard_that_there_is_one(tmp_path: Path):
-    """As after a `kill -9` between the creation and its answer: whoever goes on with the run deletes it."""
+    """As after a `kill -9` between the creation and its answer: whoever continues with the run deletes it."""
     async with serving() as client, proxied(client.url) as proxy:
         proxy.faults["/sessions"] = [Fault.LOST]
         with AttachedSessions(tmp_path / "run.db") as noted:

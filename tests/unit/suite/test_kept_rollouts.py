@@ -61,7 +61,7 @@ async def test_a_rollout_that_is_told_to_end_before_it_began_does_not_begin(tabl
 
 @pytest.mark.parametrize("resumes", [None, "the session of step 0"])
 async def test_a_rollout_begins_anew_in_an_empty_directory(tmp_path: Path, resumes: str | None):
-    """What a killed process had written there would be another prompt; one that goes on finds what it had written."""
+    """What a killed process had written there would be another prompt; one that continues finds what it had written."""
     workdirs, found = Workdirs(tmp_path / "sessions"), []
     half_done = workdirs.of(INDEX) / "half_done.txt"
     half_done.parent.mkdir(parents=True)

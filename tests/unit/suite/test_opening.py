@@ -11,7 +11,7 @@ from tests.harness_command import write_scenario
 
 
 def test_a_suite_whose_name_begins_another_name_finds_its_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`abort` goes on with a run of `abort`, also when one of `abort-often` is newer."""
+    """`abort` continues with a run of `abort`, also when one of `abort-often` is newer."""
     monkeypatch.chdir(tmp_path)
     suite, other = (str(write_scenario(tmp_path / name)) for name in ("abort", "abort-often"))
     mine = begin_run(suite, Overrides(), None).directory.path

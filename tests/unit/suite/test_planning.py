@@ -20,7 +20,7 @@ def _rollouts(folders: Sequence[ScenarioFolder]) -> list[PlannedRollout]:
 
 
 def test_every_prompt_is_a_group_of_samples(tmp_path: Path):
-    """Numbers and groups go on over all scenarios of a suite."""
+    """Numbers and groups continue over all scenarios of a suite."""
     for name in ("a", "b"):
         write_scenario(tmp_path / "suite" / name)
     plan = _rollouts(find_scenarios(str(tmp_path / "suite")))

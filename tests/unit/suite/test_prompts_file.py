@@ -139,7 +139,7 @@ def test_messages_are_asked_up_to_the_first_reply(tmp_path: Path):
 
 
 def test_each_line_is_a_prompt_and_what_changes_in_the_file_is_noticed(tmp_path: Path):
-    """It is part of what a resume goes on with; `--limit` takes the first ones."""
+    """It is part of what a resume continues with; `--limit` takes the first ones."""
     directory = _scenario(tmp_path, "x.jsonl")
     (directory / "x.jsonl").write_text(LINES)
     prompts = _prompts(directory)

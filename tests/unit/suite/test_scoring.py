@@ -51,7 +51,7 @@ async def test_a_check_can_say_why(tmp_path: Path, body: str):
 
 
 async def test_a_figure_without_a_name_is_kept(tmp_path: Path):
-    """Checks that gave a number as `score` before it had a meaning go on working."""
+    """Checks that gave a number as `score` before it had a meaning continue working."""
     assert await _score(tmp_path, "def score(*_): return {'reward': 1, 'score': 0.5}") == Score(
         1.0, figures={"score": 0.5}
     )

@@ -77,7 +77,7 @@ class World:
 
     def restarted(self, name: str, tokens: int) -> None:
         self.engines[name] = Engine(name, start=self.engines[name].start + 1, tokens=5000)
-        self.spoilt.add("started anew")
+        self.spoilt.add("restarted")
 
     def left(self, name: str, tokens: int) -> None:
         self.engines = {other: engine for other, engine in self.engines.items() if other != name} or self.engines
@@ -136,7 +136,7 @@ def test_a_token_too_many_is_said() -> None:
 
     assert (reading.difference, reading.unknown, reading.may_change) == (28, 17, True)
     assert witness.agrees is False
-    assert witness.words == "engines counted 48, ledger 20; difference 28, which nothing explains"
+    assert witness.words == "engines counted 48, ledger 20; difference 28, unexplained"
 
 
 def test_a_killed_session_server_leaves_no_word() -> None:
@@ -149,14 +149,14 @@ def test_a_killed_session_server_leaves_no_word() -> None:
     lost = hear("two", before, world.look()._replace(server_kills=1))
 
     assert (calm.reason, calm.difference) == ("", 0)
-    assert lost.reason == "the session server was killed, and left no word about the requests of that moment"
+    assert lost.reason == "the session server was killed, and did not record its requests of that moment"
 
 
 def test_an_engine_that_tells_no_time_is_not_believed() -> None:
-    """It may have been started anew without a sign."""
+    """It may have been restarted without a sign."""
     timeless = Look({"a": EngineCount("sglang at x", "", 10)}, 0, 0)
 
-    assert hear("one", timeless, timeless).reason == "sglang at x does not say since when it counts"
+    assert hear("one", timeless, timeless).reason == "sglang at x does not report when its counters started"
 
 
 def test_tokens_that_nobody_bears_out_are_said() -> None:

@@ -100,7 +100,7 @@ def test_bytes_that_a_tokenizer_falls_back_to_are_one_text(ids, sizes):
 @example([*"〈end".encode(), *"〉".encode(), BYTES_AT], ["〈end〉"])
 @example([0xFF, *"🛑".encode(), BYTES_AT], ["🛑"])
 def test_a_stop_string_of_bytes_is_found_at_the_byte_that_completes_it(ids, stops):
-    """Though the run may go on, and be no text then."""
+    """Though the run may continue, and be no text then."""
     search = StopStrings(FALLBACK.decode, stops, FALLBACK.byte_ids)
     found = next((n for n, token_id in enumerate(ids, start=1) if search.push(token_id) is not None), None)
 

@@ -65,7 +65,7 @@ def test_the_first_token_that_differs_has_both_texts(runs: Runs, capsys: pytest.
 
 
 def test_two_sessions_are_compared_by_name(runs: Runs, capsys: pytest.CaptureFixture[str]):
-    """Of two runs or of one; one that says as much as another and goes on is parted from it where that ends."""
+    """Of two runs or of one; one that says as much as another and continues is parted from it where that ends."""
     first, second = (run.path for run in runs)
     assert _compare(capsys, first, "0", second, "2")["pair"]["divergence"] is None
     parting = _compare(capsys, first, "0", first, "1")["pair"]["divergence"]

@@ -85,7 +85,7 @@ async def test_a_store_says_why_sessions_without_a_rollout_are_closed(
     show(store)
 
     listed = capsys.readouterr().out
-    for word in ("idle", "deleted", "taken_over", "another session went on with its turns", "open", "it is not closed"):
+    for word in ("idle", "deleted", "taken_over", "another session continued its turns", "open", "it is not closed"):
         assert word in listed
     assert "no outcome" not in listed
 
@@ -171,7 +171,7 @@ def test_a_store_of_before_says_what_it_knows(tmp_path: Path, capsys: pytest.Cap
 
     listed = capsys.readouterr().out
     assert "no outcome" not in listed
-    assert "its tokenizer: it is not on record; name it with --tokenizer" in listed
+    assert "its tokenizer: not recorded; name it with --tokenizer" in listed
 
 
 def test_a_tokenizer_is_named_as_a_model_is(tmp_path: Path):

@@ -184,7 +184,7 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
             await sight.press("j", "Enter")
             await sight.until("conversation", "One.")
             await client.http.delete(f"/sessions/{deleted.session_id}")
-            await sight.until("why", "the server does not have it any more: as last seen")
+            await sight.until("why", "no longer on the server: as last seen")
             port = int(client.url.rpartition(":")[2])
         await sight.until("standing", "the server does not answer")
         assert "One." in await sight.text("conversation")
@@ -280,7 +280,7 @@ async def test_the_chosen_session_stays_chosen_when_all_is_told_anew(browser: Br
 
 
 async def test_of_sessions_that_are_gone_and_bands_that_are_over_the_last_stay(browser: Browser):
-    """The page lets go of the others by itself, and is not told everything anew for that."""
+    """The page lets go of the others by itself, and is not told everything again for that."""
     async with serving(*says("One."), settings=SETTINGS) as client, live(client) as page:
         sessions = [await client.create() for _ in range(4)]
         async with looking_at(browser, page.url) as sight:

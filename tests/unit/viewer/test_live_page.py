@@ -166,5 +166,5 @@ def test_a_run_is_no_server(tmp_path: Path):
     """It has a page that is written; and that has no port."""
     with pytest.raises(RunError, match="expected --out FILE"):
         view(tmp_path)
-    with pytest.raises(RunError, match="expected --port without --out"):
+    with pytest.raises(RunError, match="expected --port or --out"):
         view(tmp_path, out=tmp_path / "run.html", port=1)

@@ -263,7 +263,7 @@ def test_without_a_tokenizer_tokens_have_no_text(run: RunDirectory, capsys: pyte
 
 
 async def test_a_store_in_use_is_read_and_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Its server goes on, and its sessions are listed and shown."""
+    """Its server continues, and its sessions are listed and shown."""
     path = tmp_path / "sessions.db"
     async with serving(*says("One.", "Two.", "Three."), store=path) as client:
         record = await converse(client)

@@ -512,11 +512,11 @@ async def test_lives_and_forks_are_a_tree_with_links(browser: Browser, tmp_path:
     async with looking_at(browser, tmp_path / "run.html") as sight:
         await sight.press("Enter")
         until = "until turn 1: the record has no further answer"
-        assert await sight.text("family") == f"family of 3 sessions, goes on from ffffffff, {until}"
+        assert await sight.text("family") == f"family of 3 sessions, continues from ffffffff, {until}"
         await sight.page.locator("#family summary").click()
         rows = await sight.texts("#family .line")
         assert rows[0] == "0 · ffffffffcrashed"
-        assert rows[1] == f"0 · 00000000this one, finished, reward 1, goes on, {until}"
+        assert rows[1] == f"0 · 00000000this one, finished, reward 1, continues, {until}"
         assert rows[2].startswith("1 · 11111111finished, reward 0, forks turn 1, until turn 1: messages[2].content is")
         assert await sight.texts("#family button") == ["1 · 11111111"]
         await sight.page.locator("#family button").click()

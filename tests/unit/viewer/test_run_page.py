@@ -203,7 +203,7 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
             await client.http.post(f"/sessions/{name}", json={"holder": "trainer"})
         await at_server(admin_token="t0ken")
         look = look_into_all(SessionServerAddress(client.url, "t0ken"))
-        with pytest.raises(RunError, match="does not have session"):
+        with pytest.raises(RunError, match="no longer has session"):
             await asyncio.to_thread(look, "f" * 32)
         assert (await asyncio.to_thread(look, session.session_id)).session_id == session.session_id
     with pytest.raises(SessionServerError) as first:
@@ -229,7 +229,7 @@ def test_a_store_of_a_newer_harness_is_refused_in_a_sentence(store: tuple[Path, 
 
 def test_a_page_is_of_a_run_or_of_a_server(tmp_path: Path):
     for options in ({}, {"where": tmp_path, "server": "http://127.0.0.1:1"}):
-        with pytest.raises(RunError, match="expected one to look at"):
+        with pytest.raises(RunError, match="expected a run directory"):
             view(out=tmp_path / "run.html", **options)
 
 

@@ -1,4 +1,4 @@
-"""A session that is looked into while it goes on: what is read of it, and what a browser is told."""
+"""A session that is looked into while it continues: what is read of it, and what a browser is told."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Address and headers of an OpenTelemetry collector, checked before a server starts.
 
 The SDK reads the headers itself. What is wrong with them is an error here, since the SDK would log them with their keys
-and go on.
+and continue.
 """
 
 import os

@@ -24,7 +24,7 @@ ATTRIBUTES: Mapping[str, str] = {
     "harness.scenario": "session: its scenario",
     "harness.rollout": "session: the number of its rollout",
     "harness.outcome": "session: how the rollout ended",
-    "harness.cause": "session: who is to blame",
+    "harness.cause": "session: the party that caused a failure",
     "harness.reward": "session: its reward",
     "harness.audit.gap": "session: mean gap between engine and trainer in nats, if it was audited",
     "harness.turns": "session: its turns",
@@ -282,7 +282,7 @@ def _is_said(value: object) -> bool:
 def _nanoseconds(seconds: float) -> int:
     count = int(seconds * _NANOSECONDS)
     if not 0 <= count < _LONGEST:
-        raise ValueError(f"{seconds} is no time")
+        raise ValueError(f"{seconds} is not a time")
     return count
 
 

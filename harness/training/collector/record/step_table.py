@@ -80,7 +80,7 @@ class StepTable:
 
     def __init__(self, path: Path, keep_steps: int | None = 2, clock: Clock = time.time) -> None:
         if keep_steps is not None and keep_steps < 1:
-            raise StepError(f"keep_steps is at least 1, this is {keep_steps}: a run goes on from its last step")
+            raise StepError(f"keep_steps: expected at least 1, got {keep_steps}: a run continues from its last step")
         self._path = path
         self._keep_steps = keep_steps
         self._clock = clock
@@ -90,7 +90,7 @@ class StepTable:
         with ExitStack() as stack, disk_failures(self._path):
             claim = stack.enter_context(self._path.with_name(f"{self._path.name}-steps").open("ab"))
             if not try_lock(claim):
-                raise StoreError(f"{self._path}: another trainer is at work with it; wait for it or stop it")
+                raise StoreError(f"{self._path}: another trainer uses it; wait for it or stop it")
             if not self._path.exists():
                 self._path.touch(mode=0o600)  # the session store shares this file, with session keys
             connection = sqlite3.connect(

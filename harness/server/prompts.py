@@ -234,17 +234,18 @@ class Prompts:
         own, config = self.chat_tokenizer.with_variables(session.config.template_variables), session.config
         wishes, known = asked.template_variables, own.describe().template_variables
         fields = {name: f"chat_template_kwargs.{name}" for name in wishes}
-        if asked.effort is not None:
+        is_open = config.request_template_variables
+        if is_open is None:
+            is_open = config.after_incomplete is AfterIncomplete.SERVE
+        # Some agents send an effort unasked. It stays ignored where neither session nor template has a place for it.
+        if asked.effort is not None and (is_open or _EFFORT in known):
             field, level = asked.effort
-            with suppress(MalformedRequest):  # a template without efforts: it stays ignored
+            with suppress(MalformedRequest):
                 own.with_variables({_EFFORT: level})
                 wishes, fields = {_EFFORT: level}, {_EFFORT: field}
                 asked = asked.without_ignored(field)
         if not wishes:
             return asked, own
-        is_open = config.request_template_variables
-        if is_open is None:
-            is_open = config.after_incomplete is AfterIncomplete.SERVE
         try:
             wished = own.with_variables(wishes)
         except MalformedRequest as error:

@@ -103,7 +103,7 @@ class ChatTokenizer(Protocol):
         """
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
-        """Add `variables` for the template. Raises `MalformedRequest` naming one that the template does not read."""
+        """Add `variables` for the template. Raises `MalformedRequest` naming those that it does not read or take."""
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         """Return the beginning of a required call (of `name`)."""

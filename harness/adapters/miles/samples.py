@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from harness.adapters.miles.settings import COMMIT
 from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
 from harness.samples.columns import trainer_columns, unsampled
+from harness.samples.delivery import DeliveredTokens, weigh
 from harness.samples.judgement import stated_number
 from harness.samples.miles_codec import require_experts
 from harness.samples.rollout import ENDED_WELL, Rollout
@@ -55,7 +57,7 @@ def samples_of(origin: Any, rollout: Rollout, decode: Decode, *, trusts_agent: b
         sample = aborted_sample(origin, rollout.outcome.detail)
         sample.metadata[STAMPS] = _stamps(rollout)
         return [sample]
-    rollout = stamp_stated(rollout) if trusts_agent else rollout
+    rollout = _mask_unscored(stamp_stated(rollout) if trusts_agent else rollout)
     samples = [_sample_of(origin, ours, rollout, decode, trusts_agent=trusts_agent) for ours in rollout.samples]
     if len(samples) > 1:
         for sample in samples:
@@ -127,9 +129,22 @@ def _write_teacher(sample: Any, ours: Sample) -> None:
             " name it in the session's teachers"
         )
     [column] = ours.teachers.values()
-    # miles subtracts these from logprobs of its own and knows no missing one, so such a token is not trained.
-    sample.loss_mask = np.where(np.isnan(column), 0, ours.loss_mask).tolist()
     sample.teacher_log_probs = np.nan_to_num(column).tolist()
+
+
+def _mask_unscored(rollout: Rollout) -> Rollout:
+    # miles subtracts a teacher's logprobs from its own and knows no missing one, so a token without one is not trained.
+    if not any(each.teachers for each in rollout.samples):
+        return rollout
+    masks = (
+        np.where(np.isnan([*each.teachers.values()]).any(axis=0), 0, each.loss_mask).astype(np.uint8)
+        for each in rollout.samples
+    )
+    samples = weigh([replace(each, loss_mask=mask) for each, mask in zip(rollout.samples, masks, strict=True)])
+    lost = DeliveredTokens.of(rollout.samples).trained - DeliveredTokens.of(samples).trained
+    ledger = rollout.session["ledger"]
+    ledger = {**ledger, "trained": ledger["trained"] - lost, "masked": ledger["masked"] + lost}
+    return replace(rollout, samples=tuple(samples), session={**rollout.session, "ledger": ledger})
 
 
 def _time_elsewhere(result: Json, rollout: Rollout) -> float:

@@ -13,7 +13,7 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Self
 
-from harness.errors import MalformedRequest
+from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
 from harness.tokens.markers import GuardedMessages
@@ -117,7 +117,13 @@ class ChatTemplateTokenizer:
         if key not in self._bound:
             if len(self._bound) >= MOST_BOUND:
                 self._bound.clear()
-            self._bound[key] = ChatTemplateTokenizer(self.tokenizer, self.template.with_variables(variables))
+            template = self.template.with_variables(variables)
+            try:
+                template.render(self.form.apply([_ASKING]))
+                self._bound[key] = ChatTemplateTokenizer(self.tokenizer, template)
+            except (MalformedRequest, TokenizerError) as error:
+                named = f"template variables {', '.join(variables)}"
+                raise MalformedRequest(f"{named}: {error.message}", param="template_variables") from error
         return self._bound[key]
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.adapters.areal.trajectory import trajectory_columns
-from harness.adapters.miles.samples import _write_columns, samples_of
+from harness.adapters.miles.samples import samples_of
 from harness.adapters.verl.output import Room, output_fields
 from harness.errors import AdapterError
 from harness.samples.miles_codec import encode_for_miles
@@ -18,8 +18,8 @@ from harness.types import Sample
 from tests.unit.sessions.test_sampling_masks import one_sample
 
 
-def rollout_of(sample: Sample) -> Rollout:
-    session = {"turns": [], "ledger": {"trained": 0, "masked": 0, "dropped": {}}}
+def rollout_of(sample: Sample, trained: int = 0) -> Rollout:
+    session = {"turns": [], "ledger": {"trained": trained, "masked": 0, "dropped": {}}}
     return Rollout("s", Outcome(OutcomeKind.FINISHED, None), (sample,), session, None, 1.0)
 
 
@@ -65,15 +65,19 @@ def test_teachers_are_refused_where_a_trainer_asks_its_own(trainer: str) -> None
 def test_miles_gets_the_scores_of_one_teacher() -> None:
     """A token without one is not trained, because miles takes gaps from its own logprobs; two teachers are refused."""
     sample = taught(big=-1.25)
+    sampled = int(sample.loss_mask.sum())
 
     def miles_sample(ours: Sample) -> Any:
-        origin = SimpleNamespace(teacher_log_probs=None, train_metadata=None)
-        return _write_columns(origin, ours, lambda ids: "")
+        empty = {"teacher_log_probs": None, "train_metadata": None, "metadata": {}, "status": ""}
+        origin = SimpleNamespace(**empty, prefix_cache_info=SimpleNamespace())
+        [told] = samples_of(origin, rollout_of(ours, sampled), lambda ids: "", trusts_agent=False)
+        return told
 
     told = miles_sample(sample)
     assert (told.teacher_log_probs[0], told.loss_mask[0]) == (-1.25, sample.loss_mask[0]) == (-1.25, 1)
     assert not any(told.loss_mask[1:])
     assert np.isfinite(told.teacher_log_probs).all()
+    assert told.metadata["harness"]["ledger"] == {"trained": 1, "masked": sampled - 1, "dropped": {}}
     assert miles_sample(replace(sample, teachers={})).teacher_log_probs is None
     with pytest.raises(AdapterError, match=r"teachers: expected one, .* got big, small"):
         miles_sample(taught(big=-1.0, small=-2.0))

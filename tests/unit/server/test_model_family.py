@@ -41,6 +41,7 @@ async def test_lost_tools_are_named_at_the_start_in_health_and_in_the_record(los
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}<think></think>{% endif %}"
+    "{% if reasoning_effort == 'none' %}{{ raise_exception('no such effort') }}{% endif %}"
     "{{ effort or reasoning_effort }}{% endif %}"
 )
 OFF, ON = {"enable_thinking": False}, {"enable_thinking": True}
@@ -96,6 +97,7 @@ async def test_variables_of_server_session_and_request_are_rendered_and_recorded
         ({"template_variables": ON}, {"chat_template_kwargs": OFF}, "chat_template_kwargs.enable_thinking"),
         ({}, {"reasoning_effort": "high"}, "chat_template_kwargs.reasoning_effort"),
         ({"after_incomplete": "serve"}, {"chat_template_kwargs": {"nothing": 1}}, "'nothing'"),
+        ({"after_incomplete": "serve"}, {"reasoning_effort": "none"}, "variables reasoning_effort: the chat template"),
         (
             {"after_incomplete": "serve", "request_template_variables": False},
             {"chat_template_kwargs": OFF},
@@ -112,6 +114,7 @@ async def test_a_variable_that_the_session_does_not_leave_open_is_refused_by_nam
     assert named in answer.json()["error"]["message"]
 
 
+OTHER_EFFORTS = "{% if reasoning_effort == 'high' %}{{ raise_exception('unknown effort') }}{% endif %}" + WITHOUT_TOOLS
 EFFORT = {
     "/v1/responses": ({"input": "a", "reasoning": {"effort": "high"}}, "reasoning.effort"),
     "/v1/messages": (
@@ -127,13 +130,15 @@ EFFORT = {
     [
         (THINKING, {"after_incomplete": "serve"}, "high"),
         (THINKING, {"template_variables": {"reasoning_effort": "high"}}, "high"),
-        (THINKING, {}, None),
-        (WITHOUT_TOOLS, {}, ""),
+        (THINKING, {"template_variables": {"reasoning_effort": "low"}}, None),
+        (THINKING, {}, ""),
+        (WITHOUT_TOOLS, {"after_incomplete": "serve"}, ""),
+        (OTHER_EFFORTS, {"after_incomplete": "serve"}, ""),
     ],
-    ids=["open", "the session's", "closed", "no effort"],
+    ids=["open", "the session's", "another than the session's", "closed", "no effort", "an effort it refuses"],
 )
 async def test_the_effort_in_another_dialect_is_the_templates_where_it_reads_one(path, source, session, end):
-    """Served, or refused by its name; noted where the template has no place for it."""
+    """Served, or refused by its name; noted where session or template have no place for it: agents send it unasked."""
     body, field = EFFORT[path]
     chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
     async with serving_with(ScriptedEngine(toy_tokenizer(), Script(says("hello"))), chat_tokenizer=chat) as client:
@@ -147,7 +152,8 @@ async def test_the_effort_in_another_dialect_is_the_templates_where_it_reads_one
     else:
         assert answer.status_code == 200
         assert ends(record) == [end]
-        assert record["turns"][0]["notes"].get("ignored", {}) == ({} if end else {field: "high"})
+        is_used = end.endswith("high")
+        assert record["turns"][0]["notes"].get("ignored", {}) == ({} if is_used else {field: "high"})
 
 
 async def test_another_variable_is_another_root():

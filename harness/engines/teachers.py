@@ -55,8 +55,9 @@ class TeacherSpec:
         engine, _, folder = rest.partition(_TOKENIZER)
         if not re.match(TEACHER_NAME, name) or not engine:
             raise ScenarioError(f"teacher: expected {_USAGE}; got {text!r}")
-        if engine == "local":
-            raise ScenarioError(f"teacher {name}: expected a model's folder, as {name}=local=FOLDER")
+        if engine in ("local", *_FILES):
+            kind = engine.removesuffix("=")
+            raise ScenarioError(f"teacher {name}: expected a file or folder, as {name}={kind}=PATH")
         if not engine.startswith(_FILES) and EngineName.parse(engine).needs_server:
             raise ScenarioError(f"teacher {name}: expected the address of a server, as in {_USAGE}")
         return cls(name, engine, after, tokenizer=Path(folder).expanduser() if folder else None)

@@ -76,7 +76,7 @@ class Asked(msgspec.Struct, frozen=True):
     probes_guard: bool = False
     """True for a request that asks for the server's guard."""
     is_scoring: bool = False
-    """True for a request that samples nothing; turns go first where the server takes priorities."""
+    """True for a request that samples nothing."""
     rank: int | None = None
     """Data-parallel rank that serves it; None lets the server choose."""
     router: RoutedExperts | None = None

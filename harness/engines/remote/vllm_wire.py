@@ -129,7 +129,7 @@ class GenerateApi:
         if asked.request.rows_from is not None:
             sampling["routed_experts_prompt_start"] = asked.request.rows_from
         fields = {"model": model, "request_id": asked.request.request_id, "sampling_params": sampling}
-        return asked.write_body(fields | _priority(asked) | _streaming(interval), "token_ids")
+        return asked.write_body(fields | _streaming(interval), "token_ids")
 
     def piece(self, asked: Asked, chunk: GenerateChunk) -> VLLMPiece:
         if chunk.error is not None:
@@ -178,7 +178,6 @@ class CompletionsApi:
             **_sampling(asked.request.params),
             **({"vllm_xargs": asked.plugin_arguments} if asked.plugin_arguments else {}),
             **wants_prompt,
-            **_priority(asked),
             **_interval(interval),
             **_streaming(interval),
         }
@@ -278,11 +277,6 @@ def bound_candidates(params: SamplingParams, most: int) -> SamplingParams:
 def read_guard(piece: VLLMPiece) -> str | None:
     """Return the digest of the guard that ended a probe, or None."""
     return probed_digest(piece.stop_reason)
-
-
-def _priority(asked: Asked) -> Json:
-    # Higher numbers wait, from 0; `--scheduling-policy fcfs` ignores them. SGLang puts requests without one last.
-    return {"priority": 1} if asked.is_scoring else {}
 
 
 def _sampling(params: SamplingParams) -> Json:

@@ -102,7 +102,10 @@ class ClientConnection:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        return cls(connection_of(request.scope), dict(reversed(request.headers.items())))  # the first of repeated ones
+        headers: dict[str, str] = {}
+        for name, value in request.headers.items():
+            headers.setdefault(name, value)  # the first of repeated ones
+        return cls(connection_of(request.scope), headers)
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -166,7 +166,7 @@ def test_a_run_that_is_complete_is_not_run_again(tmp_path: Path):
     anew = harness("run", out)
 
     assert (again.code, as_json.code, anew.code) == (0, 0, 4)
-    assert _said(again) == f"finished already, passed: {out / 'result.json'}"
+    assert _said(again) == f"already finished, passed: {out / 'result.json'}"
     assert as_json.document == json.loads(before[out / "result.json"])
     assert _said(anew) == f"harness: {out} is a run directory: add --resume to continue it"
     assert {path: path.read_bytes() for path in before} == before

@@ -604,5 +604,5 @@ def test_a_full_disk_is_named_and_leaves_the_step_as_it_was(run: Run):
 
 def test_a_table_that_keeps_no_step_is_refused():
     """A run continues from its last step."""
-    with pytest.raises(StepError, match="keep_steps is at least 1, this is 0"):
+    with pytest.raises(StepError, match="keep_steps: expected at least 1, got 0"):
         StepTable(Path("run.db"), 0)

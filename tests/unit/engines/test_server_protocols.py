@@ -45,12 +45,12 @@ async def test_defaults_of_the_server_change_nothing(kind: str):
 
 
 @pytest.mark.parametrize("kind", FAKE_KINDS)
-async def test_scores_wait_behind_turns(kind: str):
-    """By the least urgent priority that a server takes: SGLang's is none."""
+async def test_a_score_has_no_priority(kind: str):
+    """A weight update waits for the sweep's: behind all turns of a busy engine it would wait for ever."""
     fake = make_fake(kind, scripted_engine())
     async with serving(fake, notices_disconnects=True), fake_provider(fake, **UNSCALED) as provider:
         await provider.score(PROMPT, start=1)
-    assert fake.bodies[-1].get("priority") == (1 if kind.startswith("vllm") else None)
+    assert "priority" not in fake.bodies[-1]
 
 
 async def test_sglang_is_not_asked_to_ignore_a_stop_id():

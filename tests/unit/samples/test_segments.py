@@ -72,7 +72,7 @@ def test_an_advantage_stands_on_the_tokens_to_train():
         ({"advantages": [0.0, 0.5]}, "advantages has 2 values for 3 tokens"),
         ({"loss_mask": [0, 1, 0, 0]}, "loss_mask has 4 values for 3 tokens"),
         ({"loss_mask": [1, 1, 0]}, "the first token is to be trained"),
-        ({"loss_mask": [0, 2, 0]}, "loss_mask holds 0 and 1, this one has 2"),
+        ({"loss_mask": [0, 2, 0]}, "loss_mask: expected 0 and 1, got 2"),
         ({"loss_mask": [0, -1, 0]}, "loss_mask holds int64 values that uint8 cannot hold"),
         ({"ids": [5, 2**40, 7]}, "ids holds int64 values that int32 cannot hold"),
         ({"ids": [5, 6.5, 7]}, "ids holds float64 values that int32 cannot hold"),

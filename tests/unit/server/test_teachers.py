@@ -477,7 +477,8 @@ async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
     [
         ("big", "expected NAME=ENGINE"),
         ("Big=scripted", "expected NAME=ENGINE"),
-        ("big=local", "big=local=FOLDER"),
+        ("big=local", "big=local=PATH"),
+        ("rule=scripted=", "rule=scripted=PATH"),
         ("big=sglang", "expected the address of a server"),
         ("big=nothing", "no engine 'nothing'"),
     ],
@@ -485,6 +486,12 @@ async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
 def test_a_wrong_name_is_refused(text: str, said: str) -> None:
     with pytest.raises(ScenarioError, match=said):
         TeacherSpec.parse(text)
+
+
+def test_a_script_that_cannot_be_read_is_refused_before_a_server_starts(tmp_path: Path) -> None:
+    settings = with_teachers(TeacherSpec.parse(f"rule=scripted={tmp_path / 'rule.toml'}"))
+    with pytest.raises(ScenarioError, match=r"rule\.toml"):
+        settings.check()
 
 
 def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:

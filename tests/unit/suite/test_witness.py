@@ -170,7 +170,7 @@ def test_tokens_that_nobody_bears_out_are_said() -> None:
     assert witness.words.startswith(
         "engines counted 30 and 2 to score, ledger 30; difference 0;"
         " not comparable: 12 tokens, because its engine is gone;"
-        " not comparable: 8 tokens, because their engines were not asked again"
+        " not comparable: 8 tokens, because engines were not read at the end"
     )
     assert Witness.of([mute], Ledger(12)).to_json() == {
         "engines": None,

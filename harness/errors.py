@@ -237,8 +237,8 @@ class HoldExpired(RequestError, code="hold_expired", status=409):
 
     def __init__(self, holder: str) -> None:
         super().__init__(
-            f"the hold of {holder!r} expired, and what it kept closed has been open since; place a new hold, renew it"
-            " in time, or set a longer ttl_s",
+            f"the hold of {holder!r} expired, and what it kept closed has been open since; begin again with another"
+            " holder, renew it in time, or set a longer ttl_s",
             param="holder",
         )
 

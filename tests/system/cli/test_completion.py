@@ -34,7 +34,7 @@ def test_bash_completes_commands_and_options():
     run, ctl, serve, shell, files = done.stdout.split("\n")[:5]
     assert run == "run"
     assert sorted(ctl.split()) == ["drain", "pause", "resume", "status", "top"]
-    assert serve.split() == ["--store", "--stop-grace", "--streaming"]
+    assert serve.split() == ["--store", "--stop-grace", "--streaming", "--strict"]
     assert (shell, files) == ("zsh", "")
 
 

@@ -8,10 +8,8 @@ Exits 1 if a seed does not get there.
 """
 
 import argparse
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -20,6 +18,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 
 import tomli_w
+
+from bench.turn_credit import run_training
 
 SCENARIO = Path(__file__).parents[1] / "scenarios" / "train_tool_game"
 RULE = {
@@ -41,12 +41,7 @@ def distill(directory: Path, seed: int, steps: int) -> list[float]:
     (folder / "scenario.toml").write_text(tomli_w.dumps(scenario))
     (directory / "rule.toml").write_text(tomli_w.dumps({"rule": RULE}))
     (folder / "check.py").write_text(NO_REWARD)
-    command = (sys.executable, "-m", "harness", "train", folder, "--steps", steps, "--seed", seed, "--out", run)
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        sys.exit(ended.stderr)
-    lines = (run / "telemetry.jsonl").read_text().splitlines()
-    return [float(json.loads(line)["rollout/teacher_gap/rule"]) for line in lines]
+    return run_training(folder, run, "rollout/teacher_gap/rule", "--steps", steps, "--seed", seed)
 
 
 def main() -> None:

@@ -155,7 +155,7 @@ class ServerOptions:
     host: Annotated[str, typer.Option(envvar="HARNESS_HOST")] = "127.0.0.1"
     port: Annotated[int, option("HARNESS_PORT", "0 picks a free one.", min=0, max=65535)] = 8000
     public_url: Annotated[
-        str | None, option("HARNESS_PUBLIC_URL", "Public address of the server, for agents behind a proxy.")
+        str | None, option("HARNESS_PUBLIC_URL", "Public address of the server, if it is behind a proxy.")
     ] = None
     store: Annotated[str, option("HARNESS_STORE", "SQLite file that keeps the sessions, or `memory`.")] = "memory"
     pause_timeout: Annotated[

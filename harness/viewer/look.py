@@ -118,7 +118,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     if directory.is_complete:
         status = read("its report", lambda: directory.read_result()["status"], None)
     else:
-        missing.append(f"its report: there is no {directory.result.name}, so it continues, or was stopped")
+        missing.append(f"its report: there is no {directory.result.name}, so it is in progress, or was stopped")
     rollouts: dict[int, RolloutRecord] = {}
     stored: dict[str, StoredLine] = {}
     earlier: set[str | None] = set()

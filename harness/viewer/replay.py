@@ -140,7 +140,7 @@ class _NoEngine(ScriptedEngine):
 
 
 async def copy_session(directory: RunDirectory, session_id: str, target: Path) -> Session:
-    """Copy a session of a run that does not continue into the store `target`, closed. Return it."""
+    """Copy a session of a run that has ended into the store `target`, closed. Return it."""
     database = directory.database
     record = await asyncio.to_thread(read_record, database, session_id)
     if record.session.is_open:  # it still lives, unless its run was killed

@@ -292,7 +292,7 @@ def _run_case(status: str | None) -> Case:
     if status == "passed":
         return Case("run", "status", CaseResult.PASSED)
     result = CaseResult.FAILED if status == "checks_failed" else CaseResult.ERROR
-    return Case("run", "status", result, status or "the run continues, or was stopped")
+    return Case("run", "status", result, status or "the run is in progress, or was stopped")
 
 
 def _checks(told: Json) -> Iterator[Case]:

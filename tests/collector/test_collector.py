@@ -215,7 +215,7 @@ async def test_one_step_at_a_time():
     """The next one begins when everything of the one before has ended."""
     async with Collector(StagedSource(), RULES_2X2) as collector:
         first = collector.begin(0)
-        with pytest.raises(StepError, match="step 1 cannot begin: step 0 is not over"):
+        with pytest.raises(StepError, match="step 1 cannot begin before step 0 ends"):
             collector.begin(1)
         await first.finished()
         await collector.begin(1).finished()

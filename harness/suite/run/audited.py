@@ -149,7 +149,8 @@ class RunAudit:
     tasks: asyncio.TaskGroup
     json: Json | None = None
     """Report of the rollouts so far, each against the weights that were the newest when it ended."""
-    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _scoring: set[asyncio.Task["list[AuditedBranch]"]] = field(default_factory=set)
+    _comparing: set[asyncio.Task[None]] = field(default_factory=set)
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)  # two would share the processor
     _again: dict[str, list[Logprobs]] = field(default_factory=dict)
     _audit: "Audit | None" = None
@@ -158,15 +159,22 @@ class RunAudit:
     def add(self, scenario: str, seed: int, session_id: str | None, engine: TokenProvider) -> None:
         """Audit an ended rollout that `engine` sampled, if it is one of the share of its scenario."""
         if session_id is not None and self._is_chosen(scenario, seed):
-            task = self.tasks.create_task(self._audit_one(session_id, engine))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            scored = self.tasks.create_task(self._score(session_id, engine))
+            compared = self.tasks.create_task(self._audit_one(session_id, scored))
+            self._scoring.add(scored)
+            self._comparing.add(compared)
+            scored.add_done_callback(self._scoring.discard)
+            compared.add_done_callback(self._comparing.discard)
+
+    async def scored(self) -> None:
+        """Wait until no rollout needs its engine any more."""
+        await asyncio.gather(*self._scoring)
 
     async def finish(self) -> None:
         """Audit the chosen rollouts together, those of earlier starts too, against the newest weights."""
-        for task in self._running:
+        for task in [*self._scoring, *self._comparing]:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*self._scoring, *self._comparing, return_exceptions=True)
         rollouts = read_rollouts(self.directory.database).values()
         chosen = [
             each.session_id
@@ -188,7 +196,7 @@ class RunAudit:
         # Multiplying by an odd number spreads neighboring seeds.
         return (seed * 40503) % _SEEDS < self.shares.get(scenario, 0.0) * _SEEDS
 
-    async def _audit_one(self, session_id: str, engine: TokenProvider) -> None:
+    async def _score(self, session_id: str, engine: TokenProvider) -> "list[AuditedBranch]":
         branches: list[AuditedBranch] = []
 
         def read() -> None:
@@ -201,7 +209,10 @@ class RunAudit:
             async with asyncio.timeout(_SCORE_S):  # at once, before the weights change
                 branches = [replace(branch, again=await score_again(branch, engine)) for branch in branches]
         self._again[session_id] = [branch.again for branch in branches]
-        if branches:
+        return branches
+
+    async def _audit_one(self, session_id: str, scored: "asyncio.Task[list[AuditedBranch]]") -> None:
+        if branches := await scored:
             async with self._one_at_a_time:
                 with self._going_on():
                     found = await to_the_end(asyncio.to_thread(self._compare, branches))
@@ -233,7 +244,9 @@ class RunAudit:
         try:
             yield
         except Exception as error:  # noqa: BLE001
-            if (text := f"audit: {str(error) or 'the engine took too long to score'}") not in self._said:
+            is_late = isinstance(error, TimeoutError)
+            why = "the engine took too long to score" if is_late else str(error) or type(error).__name__
+            if (text := f"audit: {why}") not in self._said:
                 self._said.add(text)
                 self.say(text)
 

@@ -117,6 +117,8 @@ class SuiteRun:
                 for plan in plans:
                     if not self.interrupts.is_requested:
                         await self._run_scenario(plan, services, log, audit)
+                if audit is not None and not self.interrupts.is_requested:
+                    await audit.scored()
 
     async def _run_scenario(
         self, plan: ScenarioPlan, services: Services, log: RolloutLog, audit: RunAudit | None

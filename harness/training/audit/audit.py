@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import RunError
+from harness.errors import ModelError, RunError
 from harness.training.audit.branches import AuditedBranch, ReadBranch
 from harness.training.audit.causes import FLOOR, Attribution, GapCause, Share
 from harness.training.audit.reference import Reference
@@ -26,6 +26,7 @@ NEXT_STEPS: Mapping[GapCause, str] = {
     GapCause.BATCH: "alone, the engine finds other logprobs: make it batch invariant, or weight by importance",
     GapCause.ENGINE: "no probe explains it: compare the engine with `harness doctor`",
 }
+_UNKNOWN = "branches of versions whose weights are not known"
 _UNSCORED = "no engine scored the tokens again"
 _BUCKETS = 10
 _MOST_LOGITS = 1 << 27  # of a branch at once: half a gigabyte
@@ -103,7 +104,7 @@ class Audit:
         """Read `branch`, or leave it out if weights that sampled it are gone. Raises `RunError`, `ModelError`."""
         reference = self.reference
         if not reference.knows(branch.passed_versions):
-            self.left_out["branches of versions whose weights are not known"] += 1
+            self.left_out[_UNKNOWN] += 1
             return
         sides = [branch.recorded] + ([] if branch.rendered is None else [branch.rendered])
         if (largest := max(int(side.ids.max()) for side in sides)) >= reference.vocab_size:
@@ -112,8 +113,14 @@ class Audit:
                 f" {reference.vocab_size} token ids, and the record has the id {largest}"
             )
         most = max(1, _MOST_LOGITS // reference.vocab_size)
+        try:
+            self.read.append(reference.read(branch.first(most)))
+        except ModelError:
+            if reference.knows(branch.passed_versions):
+                raise
+            self.left_out[_UNKNOWN] += 1  # training has removed them meanwhile
+            return
         self.left_out["tokens behind the first ones of long branches"] += max(0, branch.logprobs.size - most)
-        self.read.append(reference.read(branch.first(most)))
 
     def join(self, other: "Audit") -> None:
         """Add the branches of `other`."""

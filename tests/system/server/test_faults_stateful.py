@@ -180,7 +180,7 @@ class Live:
 
 
 class FaultMachine(RuleBasedStateMachine):
-    """One file, the servers that came and continued it, and their clients."""
+    """One file, the servers that served it one after the other, and their clients."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -541,7 +541,7 @@ async def test_a_server_without_a_store_inherits_nothing_that_was_closed():
         refused = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
 
     assert refused.status_code == 400
-    assert "keeps nothing" in refused.json()["error"]["message"]
+    assert "does not keep sessions" in refused.json()["error"]["message"]
 
 
 async def test_an_edit_of_a_root_is_of_its_own_conversation(tmp_path: Path):

@@ -87,7 +87,7 @@ async def test_a_store_by_another_of_its_names_is_refused(tmp_path: Path):
     path, other = tmp_path / "sessions.db", tmp_path / "other.db"
     async with SQLiteStore(path):
         other.hardlink_to(path)
-        with pytest.raises(StoreError, match=r"other\.db: expected a file of one name"):
+        with pytest.raises(StoreError, match=r"other\.db: expected a file without hard links"):
             await open_and_leave(other)
     other.unlink()
     await open_and_leave(path)

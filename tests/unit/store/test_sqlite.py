@@ -290,7 +290,7 @@ def other_version(path):
 
 NOT_A_STORE = {
     "text": (lambda path: path.write_text("not a database, and long enough to be read as one " * 50), "not a database"),
-    "another database": (foreign, "something else"),
+    "another database": (foreign, "not a session store"),
     "a newer version": (other_version, "version 99, written by a newer harness"),
     "a directory": (lambda path: path.mkdir(), "s.db"),
 }

@@ -116,7 +116,7 @@ def test_seconds_and_versions_of_a_session():
     assert (found.began_at, found.ended_at, found.between) == (10.0, 19.0, [3.0])
     assert (found.seconds, found.outputs) == ([2.0, 4.0, 1.0], [6, 1, 0])
     assert found.lags == Counter({2: 4, 0: 2})
-    with pytest.raises(ValueError, match="a time"):
+    with pytest.raises(ValueError, match="an invalid time"):
         measure(SessionView.of(_record({"turn": 0, "parent": None, "created_at": float("nan")})))
 
 

@@ -150,6 +150,9 @@ def find_unnoted(session: Session, kept: SessionOutline | None) -> list[TurnOutl
 
 def bring_back(stub: SessionStub, session: Session) -> None:
     """Apply `stub` to the loaded session. Raise `StoreError` if its rows changed."""
+    # First, because the ledger depends on them: of two answers to one prompt, the delivered one is the agent's.
+    for index, delivered in stub.deliveries.items():
+        session.mark_delivered(index, delivered=delivered)
     ledger = session.ledger()
     if (len(session.turns), ledger) != (stub.turn_count, stub.ledger):
         raise StoreError(
@@ -159,8 +162,6 @@ def bring_back(stub: SessionStub, session: Session) -> None:
         )
     session.phase, session.closed_because = stub.phase, stub.closed_because
     session.refusals = Counter(stub.refusals)
-    for index, delivered in stub.deliveries.items():
-        session.mark_delivered(index, delivered=delivered)
 
 
 def waiting_of(held: Session | SessionStub, version: int, is_comparable: IsComparable) -> Waiting:

@@ -30,7 +30,7 @@ def test_an_editable_install_uses_the_repository(tmp_path: Path):
 
 
 def test_a_broken_installation_is_named(tmp_path: Path):
-    with pytest.raises(HarnessError, match=r"_bundled/agents and .*/agents; install"):
+    with pytest.raises(HarnessError, match=r"_bundled/agents and .*/agents; reinstall"):
         bundled_directory("agents", package=make_installation(tmp_path))
 
 

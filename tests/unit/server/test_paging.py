@@ -208,6 +208,22 @@ async def test_after_a_restart_a_last_answer_is_in_doubt(tmp_path: Path) -> None
         assert await page_out(client, clock) == 1
 
 
+async def test_doubt_in_the_agents_answer_costs_no_session(tmp_path: Path) -> None:
+    """Of two answers to one prompt another one is then trained, so the ledger is another than that of the rows."""
+    clock, path = SetClock(), tmp_path / "s.db"
+    async with session_on(*says("one", "two more"), store=path, settings=SETTINGS, clock=clock) as (client, session):
+        said = [await client.say(session, [user("a")]) for _ in range(2)]
+        await delivered(client, session, 2)
+        client.server._turns.store.mark_delivered(session.session_id, 1, delivered=False)
+    async with serving(*says("one"), store=path, settings=SETTINGS, clock=clock) as client:
+        assert is_paged_out(client, session)
+        record = await client.record(session)
+
+    assert [each["content"] for each in said] == ["one", "two more"]
+    assert [turn["role"] for turn in record["turns"]] == ["resample", "main"]
+    assert record["ledger"]["trained"] == len(record["turns"][1]["output_ids"])
+
+
 async def test_a_session_whose_rows_are_gone_is_an_error_for_itself_alone(tmp_path: Path) -> None:
     """503 for whoever asks, sweeps continue, the others are served, and it can be deleted."""
     clock, path = SetClock(), tmp_path / "s.db"

@@ -327,6 +327,7 @@ def test_a_function_that_is_allowed_many_times_is_looked_up_once():
         choice = {"mode": "ANY", "allowedFunctionNames": ["add"] * times}
         return steps(tools=[{"functionDeclarations": [ADD]}], toolConfig={"functionCallingConfig": choice})
 
+    work(1)  # the first call reads what later ones find
     assert work(200) == work(100)
 
 

@@ -57,7 +57,7 @@ def test_agents_do_not_survive_a_killed_harness(
         watchdog = int((tmp_path / "watchdog").read_text())
         harness.send_signal(number)
 
-    assert survivors([*pids, watchdog], timeout_s=10) == []
+    assert survivors([*pids, watchdog], timeout_s=30) == []
 
 
 INSTALLING = (

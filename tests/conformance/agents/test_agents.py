@@ -61,7 +61,8 @@ def test_no_agent_notices_a_long_pause(findings: Findings, name: str) -> None:
     """
     played = findings.paused[name]
 
-    assert played.refusals == {}
+    # opencode ends without its title, if that takes longer than its task.
+    assert played.refusals in ({}, {"client_left": 1} if name == "opencode" else {})
     assert played.is_told
     assert (played.outcome, played.notes) == ("finished", "one\ntwo\n"), (played.detail, played.log)
     assert (played.main_turns, is_kept(name, played)) == (turns_of(name), True), played

@@ -19,6 +19,7 @@ from harness.engines.base import LogprobScale, TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.remote.sglang import SGLangTokenProvider
+from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from harness.lab.lanes.spec import Dtype
 from harness.lab.models.perturb import perturb_checkpoint
@@ -45,6 +46,7 @@ _AFTER_TEMPERATURE: dict[LaneEngine, dict[str, Any]] = {
     LaneEngine.SGLANG: {"env": {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}},
     LaneEngine.VLLM: {"arguments": ("--logprobs-mode", "processed_logprobs")},
 }
+_PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}
 _OWN_SERVER = {
     *((kind, fault) for kind in INSTALLED for fault in (GapCause.DTYPE, GapCause.SCALE)),
     (LaneEngine.VLLM, GapCause.MASK),
@@ -113,9 +115,9 @@ async def audited(kind: LaneEngine, fault: GapCause, url: str, model_dir: Path, 
     sampling = {**SAID, **({"top_p": 0.8} if fault is GapCause.MASK else {})}
     store = tmp_path / "store.db"
     real = open_engine(f"{kind}={url}", tokenizer=chat.tokenizer)
-    if (kind, fault) == (LaneEngine.SGLANG, GapCause.SCALE):  # it is refused unless its operator states the scale
+    if (kind, fault) in _OWN_SERVER and fault is not GapCause.DTYPE:  # refused unless its operator states the scale
         vocab_size = chat.tokenizer.vocab_size
-        real = SGLangTokenProvider(url, vocab_size=vocab_size, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
+        real = _PROVIDERS[kind](url, vocab_size=vocab_size, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
     engine = Faulty(real, model_dir, fault)
     serving = serving_with(
         engine, chat_tokenizer=chat, store=SQLiteStore(store), settings=ServerSettings(score_inputs=False)

@@ -65,7 +65,9 @@ async def test_after_a_stop_string_the_branch_goes_on_exactly():
 
     known = before["prompt_ids"] + before["output_ids"]
     assert (first["content"], before["output_ids"], after["parent"]) == ("one ", ids("one STOP"), 0)
-    assert toy_tokenizer().decode(after["prompt_ids"][len(known) :]).startswith("<|im_end|>\n<|im_start|>user\ncontinue")
+    assert (
+        toy_tokenizer().decode(after["prompt_ids"][len(known) :]).startswith("<|im_end|>\n<|im_start|>user\ncontinue")
+    )
     assert after["prompt_ids"][: len(known)] == known
 
 

@@ -73,7 +73,7 @@ class Faulty(HuggingFaceTokenProvider):
         params = request.params
         if self.fault is GapCause.SCALE:
             params = replace(params, temperature=0.9)
-        if self.fault is GapCause.MASK:
+        if self.fault is GapCause.MASK and self.real.capabilities.max_mask_ids:  # vLLM reports over candidates unasked
             params = replace(params, sampling_mask=True)
         result = await self.real.generate(replace(request, params=params))
         return structs.replace(result, masks=None, worker="faulty")

@@ -52,6 +52,7 @@ PROBED = tuple(cause for cause in GapCause if cause not in _OF_REST)
 Gaps = Callable[[frozenset[GapCause]], npt.NDArray[np.float32]]
 """From the causes that the reference follows to the gap of each token: the engine's logprob less the reference's."""
 
+_SMALL = 20  # part of the gap that the rest's causes need
 FLOOR = 1e-4
 """Mean gap in nats that needs no name: float32 engines differ by less."""
 _WORSE = 1.2  # a needed cause shrinks the gap at least this much, with all others followed
@@ -83,7 +84,7 @@ class Attribution:
     @property
     def named(self) -> list[Share]:
         """Return the shares above the floor; what no probe explains, above a twentieth of the gap too."""
-        least = dict.fromkeys(_OF_REST, self.gap / 20)
+        least = dict.fromkeys(_OF_REST, self.gap / _SMALL)
         return [share for share in self.shares if share.nats >= max(FLOOR, least.get(share.cause, 0.0))]
 
     def to_json(self) -> Json:
@@ -123,6 +124,8 @@ class Attribution:
             # Without batch effects, what is gone with the cache is its fault, if older weights filled it.
             for cause, group in ((GapCause.BATCH, ~behind), (GapCause.BATCH if is_batch else GapCause.CACHE, behind)):
                 gone = rest * group * _share_gone(gaps, causes, own & group, moved)
+                if cause is GapCause.CACHE and _mean(gone, own) < _mean(sizes(frozenset()), own) / _SMALL:
+                    continue  # rounding differs as much
                 parts[cause] += gone
                 rest -= gone
             mean = _mean(rest, own)

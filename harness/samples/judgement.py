@@ -9,8 +9,9 @@ from harness.types import Json, Sample
 
 def stated_number(value: object) -> float | None:
     """Return a finite number that an agent or a check states, else None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None  # type: ignore[arg-type]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def describe_judgement(figures: Mapping[str, float], reason: str) -> Json:

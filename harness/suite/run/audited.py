@@ -166,7 +166,7 @@ class RunAudit:
             scored.add_done_callback(self._scoring.discard)
             compared.add_done_callback(self._comparing.discard)
 
-    async def scored(self) -> None:
+    async def await_scores(self) -> None:
         """Wait until no rollout needs its engine any more."""
         await asyncio.gather(*self._scoring)
 

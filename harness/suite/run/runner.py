@@ -118,7 +118,7 @@ class SuiteRun:
                     if not self.interrupts.is_requested:
                         await self._run_scenario(plan, services, log, audit)
                 if audit is not None and not self.interrupts.is_requested:
-                    await audit.scored()
+                    await audit.await_scores()
 
     async def _run_scenario(
         self, plan: ScenarioPlan, services: Services, log: RolloutLog, audit: RunAudit | None

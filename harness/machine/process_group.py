@@ -69,7 +69,10 @@ def end_group(group: int, *, grace_s: float) -> None:
 def is_gone(group: int) -> bool:
     """Return True if no process of `group` runs, and reap its orphans."""
     reap(group)  # takes the leader's exit code too, unless the caller has awaited it
-    return not signal_group(group, 0) or (_PROC.is_dir() and not running_members(group))
+    if signal_group(group, 0) and not (_PROC.is_dir() and not running_members(group)):
+        return False
+    reap(group)  # those that ended since
+    return True
 
 
 def reap(group: int) -> None:

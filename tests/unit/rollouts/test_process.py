@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.machine.process_group import is_gone
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
@@ -283,6 +284,17 @@ async def test_orphans_are_reaped(tmp_path: Path, watchdog: Watchdog):
 def zombies() -> set[psutil.Process]:
     """Children of this process that have ended and that nobody has waited for, those of other tests included."""
     return {child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_no_zombie_is_left_of_a_group_that_is_gone():
+    """It may end between two looks at it: without the last look, most of these do."""
+    for _ in range(30):
+        group = os.posix_spawn("/bin/sh", ("sh", "-c", "sleep 0.01 & wait"), ENV, setpgroup=0)
+        while not is_gone(group):
+            pass
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-group, os.WNOHANG)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -157,8 +157,9 @@ class FakeSGLang(FakeServer):
     def _body(self, told: Told, sent: int = 0) -> Json:
         """The reply; the first `sent` tokens are left out of its lists."""
         entries = [[logprob, token, None] for logprob, token in zip(told.logprobs, told.named, strict=True)]
+        last = self.engine.capabilities.vocab_size - 1  # which SGLang names 0
         prompt = [
-            [logprob, token, None]
+            [logprob, 0 if token == last else token, None]
             for logprob, token in zip([None, *told.prompt_logprobs], told.prompt_named, strict=False)
         ]
         meta = {

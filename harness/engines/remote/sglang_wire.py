@@ -200,7 +200,7 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
         prompt_tokens=meta.prompt_tokens,
         matched_stop=finish.matched if isinstance(finish.matched, int | str) else None,
         top=_read_top(meta.output_top_logprobs),
-        prompt_scored=_read_prompt(meta),
+        prompt_scored=_read_prompt(asked, meta),
         cached_tokens=meta.cached_tokens,
         rows=_read_rows(asked, meta.routed_experts, len(reply.output_ids)),
         has_lost_tokens=_was_retracted(meta),
@@ -319,7 +319,7 @@ def read_prompt_scores(asked: Asked, reply: SGLangReply) -> tuple[Scored, list[l
     meta = _meta(asked, reply)
     if meta.id != asked.request.request_id:
         refuse(asked, f"the request id as {meta.id}")
-    scored = _read_prompt(meta)
+    scored = _read_prompt(asked, meta)
     if scored is None:
         refuse(asked, "no logprobs of the input")
     return scored, _read_top(meta.input_top_logprobs)[1:], meta.weight_version
@@ -393,5 +393,16 @@ def _read_top(rows: Sequence[Sequence[Entry] | None] | None) -> list[list[Scored
     return [[ScoredToken(token_id, logprob) for logprob, token_id, _ in row or ()] for row in rows or ()]
 
 
-def _read_prompt(meta: MetaInfo) -> Scored | None:
-    return _read_entries(meta.input_token_logprobs[1:]) if meta.input_token_logprobs else None
+def _read_prompt(asked: Asked, meta: MetaInfo) -> Scored | None:
+    """Read the input's logprobs. SGLang names the vocabulary's last id 0, though it scores it as itself."""
+    if not meta.input_token_logprobs:
+        return None
+    scored, ids = (
+        _read_entries(meta.input_token_logprobs[1:]),
+        asked.request.input_ids[asked.request.prompt_logprobs_from :],
+    )
+    last = asked.vocab_size - 1
+    if len(scored) != ids.size or last not in ids:
+        return scored
+    named = [last if pair == (0, last) else pair[0] for pair in zip(scored.named, ids.tolist(), strict=True)]
+    return Scored(named, scored.logprobs)

@@ -252,6 +252,14 @@ async def test_scores_are_those_of_sampling(bench: Bench):
     np.testing.assert_allclose(scores.logprobs, result.logprobs, atol=bench.tolerance)
 
 
+async def test_the_last_id_of_the_vocabulary_is_scored(bench: Bench):
+    """SGLang names it 0 in the logprobs of an input."""
+    last = bench.provider.capabilities.vocab_size - 1
+    scores = await bench.provider.score(as_ids([*bench.prompt, last, 1, last]), start=bench.prompt.size)
+
+    assert scores.logprobs.shape == (3,)
+
+
 @pytest.mark.parametrize("start", [1, 3, -1, 0])
 async def test_prompt_logprobs_are_scores(bench: Bench, start: int):
     """A generation returns the logprobs of its input from anywhere on, as `score` does; 0 stands for the very end."""

@@ -132,7 +132,9 @@ async def test_the_reader_stays_where_he_is(browser: Browser):
 
 
 async def place(sight: Sight) -> dict[str, object]:
-    """Where the reader is."""
+    """Where the reader is, once what came into sight is drawn: a slice of it in each frame."""
+    await sight.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    await until_true(sight, "!strip.waits")
     found: dict[str, object] = await sight.page.evaluate(
         """() => ({
           strip: document.querySelector("#strip").scrollTop,

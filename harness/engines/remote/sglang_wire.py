@@ -397,11 +397,8 @@ def _read_prompt(asked: Asked, meta: MetaInfo) -> Scored | None:
     """Read the input's logprobs. SGLang names the vocabulary's last id 0, though it scores it as itself."""
     if not meta.input_token_logprobs:
         return None
-    scored, ids = (
-        _read_entries(meta.input_token_logprobs[1:]),
-        asked.request.input_ids[asked.request.prompt_logprobs_from :],
-    )
-    last = asked.vocab_size - 1
+    scored, last = _read_entries(meta.input_token_logprobs[1:]), asked.vocab_size - 1
+    ids = asked.request.input_ids[asked.request.prompt_logprobs_from :]
     if len(scored) != ids.size or last not in ids:
         return scored
     named = [last if pair == (0, last) else pair[0] for pair in zip(scored.named, ids.tolist(), strict=True)]

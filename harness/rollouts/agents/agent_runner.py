@@ -32,10 +32,10 @@ from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
 from harness.rollouts.agents.profile import expand
-from harness.rollouts.agents.result import AgentResult, read_result, result_of_value
+from harness.rollouts.agents.result import read_result
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
-from harness.rollouts.outcome import AgentEnd, Ending
+from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 from harness.rollouts.sandboxes.sandbox import RunningCommand
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from harness.rollouts.sandboxes.left_behind import LeftBehind
 
 _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the number of a signal
-
-
-class AgentRun(NamedTuple):
-    end: AgentEnd
-    result: AgentResult = AgentResult()
 
 
 class _Running(NamedTuple):
@@ -138,7 +133,7 @@ class AgentRunner:
                     }
                     call = await self._functions.run(task.agent, arguments, deadline_s=task.deadline_s, signal=signal)
                     log.write(call.trace.encode(errors="replace"))
-                    return AgentRun(call.end, result_of_value(call.value))
+                    return call
                 case _:
                     assert_never(task.agent)
 

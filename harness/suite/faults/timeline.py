@@ -54,16 +54,12 @@ class Timeline:
             return False
         if event.session is None:
             return fault.at_second is not None and fault.at_second <= event.at_s
-        if not fault.names(event.session):
+        if not fault.names(event.session) or (fault.at_token is None) is not (event.tokens is None):
             return False
-        if fault.probability is not None and event.tokens is None:
+        if fault.probability is not None:
             seeded = f"{self._seeds[event.session]}:{position}:{event.turn}".encode()
             return int.from_bytes(blake2b(seeded, digest_size=8).digest()) / 2**64 < fault.probability
-        if fault.at_turn != event.turn:
-            return False
-        if fault.at_token is None:
-            return event.tokens is None
-        return event.tokens is not None and fault.at_token <= event.tokens
+        return fault.at_turn == event.turn and (fault.at_token or 0) <= (event.tokens or 0)
 
     def _key(self, position: int, event: Event) -> tuple[int | None, ...]:
         """Return the key under which the fault happens once. A probability is drawn for every turn."""

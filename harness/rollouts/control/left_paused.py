@@ -8,12 +8,11 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt, to_the_end
 from harness.rollouts.client.gate import GateClient, new_holder
-from harness.rollouts.control.abort_report import CallReport
+from harness.rollouts.control.abort_report import CallReport, ServerAnswer
 from harness.rollouts.control.engines import EngineWorker, Pausable
-from harness.rollouts.control.quiesce import at_every_gate, resume_every_gate
+from harness.rollouts.control.quiesce import at_every_gate, claim_engines, resume_every_gate
 
 _PARTS = 2  # look at workers, ask gates
 _PARTS_OF_CONTINUING = 4  # look, claim, continue, release
@@ -39,22 +38,12 @@ async def look_for_paused(
     answers = await at_every_gate(gates, GateClient.report, seconds)
     if any(hold.engines for answer in answers if answer.gate for hold in answer.gate.holds):
         return []
-    silent = [(answer.url, answer.error) for answer in answers if answer.error]
-    return _say(found, _unknown(silent) or "no hold on a gate covers it: continue it, or pass continue_engines=True")
+    return _say(found, _unknown(answers) or "no hold on a gate covers it: continue it, or pass continue_engines=True")
 
 
 async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], seconds: float) -> list[CallReport]:
     holder = new_holder("continue")
     claims = [gate.under(holder, _CLAIM_TTL_S) for gate in gates]
-    taken: list[GateClient] = []
-
-    async def claim(gate: GateClient) -> None:
-        try:
-            await gate.pause(deadline_s=seconds, engines=True)
-        except SessionServerError as error:
-            if error.code != EnginesHeld.code:
-                raise
-            taken.append(gate)
 
     async def go_on(worker: EngineWorker) -> CallReport:
         assert isinstance(worker, Pausable)
@@ -63,26 +52,24 @@ async def _continue(found: Sequence[EngineWorker], gates: Sequence[GateClient], 
 
     # Only one holder can claim the engines at every gate, so no other controller pauses them in between.
     try:
-        calls = (attempt(partial(claim, gate), seconds, name=f"claim at {gate.url}") for gate in claims)
-        errors = zip(claims, await asyncio.gather(*calls), strict=True)
-        silent = [(gate.url, error) for gate, error in errors if error]
+        answers, taken = await claim_engines(claims, seconds)
         if taken:
             return []
-        if silent:
-            return _say(found, _unknown(silent))
+        if why := _unknown(answers):
+            return _say(found, why)
         return await asyncio.gather(*map(go_on, found))
     finally:
         # Nothing was paused under the claim, so no server has to continue what another controller may have paused.
         await to_the_end(resume_every_gate(claims, seconds, engines_continued=True))
 
 
-def _unknown(silent: Sequence[tuple[str, str]]) -> str:
+def _unknown(answers: Sequence[ServerAnswer]) -> str:
+    silent = [f"{each.url} cannot say whose pause it is ({each.error})" for each in answers if each.error]
     if not silent:
         return ""
-    said = "; ".join(f"{url} cannot say whose pause it is ({error})" for url, error in silent)
     return (
-        f"{said}, so it stays paused: abort again with continue_engines=True when the server answers, or continue it"
-        " yourself when no other controller works on it"
+        f"{'; '.join(silent)}, so it stays paused: abort again with continue_engines=True when the server answers, or"
+        " continue it yourself when no other controller works on it"
     )
 
 

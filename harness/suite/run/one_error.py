@@ -12,13 +12,7 @@ def one_error() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        errors = list(_leaves(group))
-        raise next((error for error in errors if isinstance(error, HarnessError)), errors[0]) from group
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
+        error: BaseException = group.subgroup(HarnessError) or group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.engines.base import WorkerStatus
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineUnavailable, ScenarioError
 from harness.gateway.router.routed import RouterSettings, open_routed
@@ -192,7 +193,7 @@ async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_
     nowhere = "http://127.0.0.1:9"
     said = {
         "workers": [{"url": nowhere, "engine": "sglang"}],
-        "sessions": {"workers": [{"name": nowhere, "fence": ""}]},
+        "sessions": {"workers": [WorkerStatus(nowhere, "1", "", 0, 0)._asdict()]},
     }
     async with canned_server(http_answer(200, said)) as router:
         with pytest.raises(EngineUnavailable, match=f"cannot be reached from here: .*{nowhere}"):
@@ -203,10 +204,8 @@ async def test_workers_that_the_router_has_lost_too_are_no_mistake():
     """They have died, one just now, and nobody is told to look for another address; the report names them."""
     dead, unknown = "http://127.0.0.1:9", "http://127.0.0.1:10"
     listed = [{"url": dead, "engine": "sglang"}, {"url": unknown, "engine": None}]
-    said = [
-        http_answer(200, {"workers": listed, "sessions": {"workers": [{"name": dead, "fence": fence}]}})
-        for fence in ("", "it does not answer")
-    ]
+    pools = [[WorkerStatus(dead, "1", fence, 0, 0)._asdict()] for fence in ("", "it does not answer")]
+    said = [http_answer(200, {"workers": listed, "sessions": {"workers": pool}}) for pool in pools]
     async with canned_server(*said) as router:
         learned = await learn_workers([f"router={router.url}"], [], 20)
 

@@ -122,9 +122,7 @@ def _table(scenarios: Sequence[ScenarioReport]) -> Table:
         table.add_row(
             escape(scenario.name),
             f"{outcomes or 'none'} of {scenario.planned}",
-            f"{scenario.turns:,}",
-            f"{scenario.tool_calls:,}",
-            f"{scenario.truncated_turns:,}",
+            *(f"{scenario.counts[name]:,}" for name in ("turns", "tool_calls", "truncated_turns")),
             f"{scenario.ledger.generated:,}",
             "-" if scenario.reward is None else f"{scenario.reward:.3f}",
         )
@@ -162,7 +160,7 @@ def _facts(report: RunReport) -> Table:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
     if again := sum(scenario.replayed for scenario in report.scenarios):
         facts.add_row("replayed", f"failed rollouts that were rerun: {again}")
-    ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
+    ended = sum(scenario.counts["repeat_terminated_turns"] for scenario in report.scenarios)
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"
         facts.add_row("guard", f"repeat guard {state}; it ended {ended} turns")

@@ -20,7 +20,7 @@ from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.sessions.ledger import Ledger, total
-from harness.suite.faults.actions import Actions, Moment, Rollouts, Roster
+from harness.suite.faults.actions import Actions, Moment, Roster
 from harness.suite.faults.engine_seam import EngineCall
 from harness.suite.faults.firing import Bystander, FaultLog, Firing
 from harness.suite.faults.seams import Seams
@@ -39,8 +39,7 @@ class FaultInjector:
     log: FaultLog
 
     def __post_init__(self) -> None:
-        self._rollouts = Rollouts()
-        self._actions = Actions(self.seams, self.manager, self.roster, self._rollouts)
+        self._actions = Actions(self.seams, self.manager, self.roster)
         self._timeline = Timeline(self.faults, self.roster.seeds)
         self._began = time.monotonic()
         self._firings: list[Firing] = []
@@ -82,14 +81,14 @@ class FaultInjector:
 
     async def run(self, task: AgentTask, number: int) -> Rollout | None:
         """Run `task` within reach of `end_rollout`. Returns None if that cancelled it."""
-        await self._rollouts.may_begin.wait()
+        await self._actions.may_begin.wait()
         session = self.roster.position_of(number)
         running = asyncio.create_task(self.manager.run(task), name=f"rollout {number}")
-        self._rollouts.running[running] = session
+        self._actions.running[running] = session
         try:
             await asyncio.wait([running])
         finally:
-            del self._rollouts.running[running]
+            del self._actions.running[running]
             # True only if this call was cancelled: the rollout must not outlive it.
             if running.cancel():
                 await asyncio.wait([running])
@@ -160,7 +159,7 @@ class FaultInjector:
             sessions = (*firing.sessions, *(each for each in self._bystanders() if each.session not in seen))
             self._met |= {bystander.session for bystander in sessions}
             if fault.is_on_everything:
-                self._met |= set(self._rollouts.running.values())
+                self._met |= set(self._actions.running.values())
             firing = msgspec.structs.replace(firing, did=effect.did, sessions=sessions)
             self._firings[position] = firing
             await effect.finish()

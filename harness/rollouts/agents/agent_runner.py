@@ -21,8 +21,11 @@ from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
+    OUR_PYTHON,
     RESULT_FILE,
     agent_environment,
+    boxed_environment,
+    find_programs,
     home_of,
     prepare_home,
     prepare_workdir,
@@ -171,7 +174,6 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.agents.boxed_program import OUR_PYTHON, find_programs
         from harness.rollouts.sandboxes.boxed import open_box
         from harness.rollouts.sandboxes.left_behind import remove_left
 
@@ -228,8 +230,6 @@ class AgentRunner:
         start = partial(AgentProcess.start, log=log, watchdog=self._watchdog, terminal=task.terminal)
         if box is None:
             return await start(after_setup(agent.setup, resolve_command(command, env.get("PATH"), cwd)), env, cwd)
-        from harness.rollouts.agents.boxed_program import boxed_environment
-
         env = boxed_environment(env, agent, task)
         own = str(cwd / command[0]) if (cwd / command[0]).is_file() else command[0]
         return await box.exec(after_setup(agent.setup, (own, *command[1:])), env=env, cwd=cwd, on_host=start)

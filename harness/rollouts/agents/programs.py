@@ -10,8 +10,7 @@ from pathlib import Path
 from harness.errors import AgentError, ScenarioError
 from harness.machine.uv import run_uv
 from harness.rollouts.agents.bundled import bundled_directory
-from harness.rollouts.agents.install import environment_of, install_agent, search_path
-from harness.rollouts.agents.node import Say
+from harness.rollouts.agents.install import Say, environment_of, install_agent, search_path
 from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, files_beside, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent
 

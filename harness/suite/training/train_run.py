@@ -32,10 +32,8 @@ from harness.suite.run.report import audit_figures
 from harness.suite.run.services import EngineChoice, OwnServices, find_model, serve_engine
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
-from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.report import TrainReport, read_telemetry
-from harness.suite.training.step_file import StepFile
+from harness.suite.training.journal import Checkpoints, TrainingJournal
+from harness.suite.training.report import StepFile, TrainReport, read_telemetry
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.learner.learner import Learner

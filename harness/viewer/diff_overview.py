@@ -11,8 +11,7 @@ from rich.text import Text
 from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.groups import CONFIDENCE
-from harness.viewer.diff import RunDiff, SessionPair
-from harness.viewer.divergence import FirstDifference, Part
+from harness.viewer.diff import FirstDifference, Part, RunDiff, SessionPair
 from harness.viewer.run_view import SHORT_ID, SessionLine
 from harness.viewer.terminal import ledger_words, missing_sentences
 

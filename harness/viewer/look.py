@@ -1,7 +1,7 @@
-"""Views of a run directory or store. Reading writes and locks nothing.
+"""Views of a run directory or store, and of a running server's sessions. Reading writes and locks nothing.
 
 A run may be in progress, killed, or of an older version or another machine. Each part is read separately: a missing or
-damaged part is a sentence in `RunView.missing`.
+damaged part is a sentence in `RunView.missing`. Sessions of a server may change or end meanwhile.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +10,11 @@ from typing import TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
-from harness.errors import HarnessError, RunError
+from harness.errors import HarnessError, RunError, SessionServerError
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.rollouts.agents.log import read_last_lines
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import StoredLine, TokenizerName
 from harness.server.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.sessions.record import session_record
@@ -28,6 +30,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.exports.metrics import training_points
+from harness.viewer.live.live_reading import live_line
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
@@ -192,3 +195,45 @@ def _line(directory: RunDirectory, rollout: RolloutRecord, stored: StoredLine | 
     said = read_last_lines(log, _LOG_LINES)
     line = SessionLine.of(rollout, None if said is None else log, said or ())
     return line if stored is None else line.with_origin(stored)
+
+
+def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
+    """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
+
+    async def look(server: SessionServerClient) -> RunView:
+        lines = [live_line(each) for each in await server.sessions()]
+        missing, bands = list[str](), list[Band]()
+        folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
+        with say_missing("its pauses", missing):
+            bands += map(hold_band, (await server.hold_times(deadline_s=server.deadlines.read_s)).holds)
+        return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
+
+    return ask_server(address, look)
+
+
+def tokenizer_of(described: ServerDescription) -> TokenizerName:
+    """Return the tokenizer of a server. Earlier versions name no folder."""
+    return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
+
+
+def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
+    """Return a reader of sessions that raises `SessionServerError`, and `RunError` for a session that is gone.
+
+    It does not wait again for a server that is gone.
+    """
+    gone: list[SessionServerError] = []
+
+    def look(session_id: str) -> SessionView:
+        if gone:
+            raise gone[0]
+        try:
+            record = ask_server(address, lambda server: server.record(session_id))
+        except SessionServerError as error:
+            if not error.status:
+                gone.append(error)
+            raise
+        if record.get("phase") == "unknown":
+            raise RunError(f"{address.url} no longer has session {session_id}")
+        return SessionView.of(record)
+
+    return look

@@ -31,8 +31,7 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import GREETING_S, Deadlines, SessionServerClient
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import BrowserState, LiveLook
-from harness.viewer.look import find_tokenizer
-from harness.viewer.look_at_server import tokenizer_of
+from harness.viewer.look import find_tokenizer, tokenizer_of
 from harness.viewer.page.run_page import live_page
 from server_patch.background import running
 

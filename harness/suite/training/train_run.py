@@ -25,8 +25,7 @@ from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import auditing, read_audit
-from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.one_error import one_error
+from harness.suite.run.interrupts import Interrupts, one_error
 from harness.suite.run.open_run import OpenedRun
 from harness.suite.run.report import audit_figures
 from harness.suite.run.services import EngineChoice, OwnServices, find_model, serve_engine

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, assert_never
 
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError, CannotListen, SandboxFailed
@@ -44,6 +44,8 @@ from harness.rollouts.sandboxes.sandbox import RunningCommand
 if TYPE_CHECKING:
     from harness.rollouts.sandboxes.boxed import Box
     from harness.rollouts.sandboxes.left_behind import LeftBehind
+
+_T = TypeVar("_T")
 
 _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the number of a signal
 
@@ -190,12 +192,7 @@ class AgentRunner:
                 raise SandboxFailed(f"its sandbox cannot be made: {error}") from error
 
         # An image may have to be pulled first, and neither an abort nor the deadline waits for that.
-        opening = asyncio.create_task(open_clean(), name="open a sandbox")
-        try:
-            await ends_before(opening, signal.enforced, timeout_s=task.deadline_s)
-        finally:
-            opening.cancel()
-            await to_the_end(ended(opening))
+        opening = await _run_until_enforced(open_clean(), signal, task.deadline_s)
         if not opening.cancelled():
             return opening.result()
         if signal.enforced.done() or self._cleaning[spec.kind].cancelled():
@@ -204,12 +201,7 @@ class AgentRunner:
 
     async def _run_after(self, after: Awaitable[None], end: AgentEnd, signal: AbortSignal) -> AgentEnd:
         """Await `after`, for as long as its author lets it, and return the agent's end unless an abort came first."""
-        running = asyncio.ensure_future(after)
-        try:
-            await ends_before(running, signal.enforced, timeout_s=math.inf)
-        finally:
-            running.cancel()
-            await to_the_end(ended(running))
+        running = await _run_until_enforced(after, signal, math.inf)
         if running.cancelled():
             return AgentEnd(Ending.STOPPED, detail="its follow-up did not end")
         running.result()
@@ -256,6 +248,17 @@ class AgentRunner:
             left = await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
         return replace(end, left=left, is_boxed=box is not None)
+
+
+async def _run_until_enforced(work: Awaitable[_T], signal: AbortSignal, timeout_s: float) -> asyncio.Future[_T]:
+    """Return the ended `work`, cancelled when `signal` is enforced or the time is over."""
+    running = asyncio.ensure_future(work)
+    try:
+        await ends_before(running, signal.enforced, timeout_s=timeout_s)
+    finally:
+        running.cancel()
+        await to_the_end(ended(running))
+    return running
 
 
 def resolve_command(command: Sequence[str], search_path: str | None, workdir: Path) -> tuple[str, ...]:

@@ -130,7 +130,6 @@ class KillableLane(Restartable):
         self.spec = replace(self.spec, port=urlsplit(self.url).port)
 
     async def kill(self) -> None:
-        """Kill all processes with SIGKILL."""
         if self._lane is not None:
             # It may have died by itself.
             with suppress(ProcessLookupError):

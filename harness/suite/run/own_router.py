@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 from harness.engines.repeat_guard import choose_guard
 from harness.errors import EngineUnavailable
@@ -24,7 +23,11 @@ async def open_router(
     urls: Sequence[str], chat_tokenizer: ChatTokenizer, settings: ServerSettings, say: Callable[[str], None]
 ) -> AsyncIterator[Routed]:
     """Yield a router, with its own gateway, for `urls`. Raises `LaneError` or `ModelError` when it cannot start."""
-    say_from_thread = partial(asyncio.get_running_loop().call_soon_threadsafe, say)
+    loop = asyncio.get_running_loop()
+
+    def say_from_thread(text: str) -> None:
+        loop.call_soon_threadsafe(say, text)
+
     program = await asyncio.to_thread(gateway_program, GatewayKind.SMG, say_from_thread)
     opening = open_routed(
         RouterSettings(worker_urls=tuple(urls), start_timeout_s=_JOIN_S),

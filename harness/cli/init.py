@@ -27,7 +27,7 @@ def init(directory: _Directory = Path(), *, as_json: options.Json = False) -> No
     import msgspec
 
     from harness.machine.disk import disk_failures
-    from harness.rollouts.agents.bundled import bundled_directory
+    from harness.rollouts.agents.programs import bundled_directory
     from harness.suite.scenarios.folder import SCENARIO_FILE
     from harness.suite.scenarios.schemas import name_schema, schema_file, schema_of
 

@@ -7,17 +7,14 @@ from rich.text import Text
 
 from harness.server.telemetry.printable import printable
 from harness.viewer.live.live_reading import LiveSessions
+from harness.viewer.terminal import empty_table
 
 _COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
 
 
 def live_table(live: LiveSessions, *, most: int | None = None, name_width: int | None = None) -> Table:
     """Render a row for each of the first `most` sessions, with the server's words made printable."""
-    rows = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    rows.add_column("session", no_wrap=True)
-    rows.add_column("state", no_wrap=True)
-    for title in ("turns", "in flight", "tokens", "tokens/s"):
-        rows.add_column(title, justify="right", no_wrap=True)
+    rows = empty_table("session", "state", numbers=("turns", "in flight", "tokens", "tokens/s"))
     # A terminal is drawn by another thread than the one that looks.
     for name, each in islice(live.sessions.items(), most):
         rate = live.rates.get(name)

@@ -1,8 +1,9 @@
 """An ASGI application on its own socket in the running loop."""
 
 import asyncio
+import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TypeVar
 
@@ -106,6 +107,20 @@ async def answering(server: _Server, listener: socket.socket) -> AsyncIterator[_
     finally:
         server.end()
         await serving
+
+
+def stop_at_signals(hang_up: Callable[[], None] = lambda: None) -> asyncio.Event:
+    """Return an event that SIGINT or SIGTERM sets. A second signal calls `hang_up`."""
+    stop = asyncio.Event()
+
+    def end() -> None:
+        if stop.is_set():
+            hang_up()
+        stop.set()
+
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, end)
+    return stop
 
 
 def listening(host: str, port: int) -> socket.socket:

@@ -19,7 +19,7 @@ from harness.errors import (
     StoreError,
     TurnAborted,
 )
-from harness.rollouts.agents.result import AgentResult, ResultState
+from harness.rollouts.agents.result import AgentResult
 from harness.rollouts.client.session_server import Collected
 from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.lifecycle import Phase
@@ -69,6 +69,13 @@ class AgentEnd:
         words = f"{words} ({self.detail})" if self.detail else words
         left = f"; could not be ended: process {', '.join(map(str, self.left))}" if self.left else ""
         return words + left
+
+
+class AgentRun(NamedTuple):
+    end: AgentEnd
+    result: AgentResult = AgentResult()
+    trace: str = ""
+    """Traceback of a function, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +159,7 @@ RULES = (
     OutcomeRule(lambda facts: facts.end.ending is Ending.TIMED_OUT, OutcomeKind.TIMED_OUT, Cause.LIMIT),
     OutcomeRule(lambda facts: facts.end.ending is Ending.STOPPED, OutcomeKind.DRAINED, Cause.LIMIT),
     OutcomeRule(lambda facts: facts.end.ending is Ending.KILLED, OutcomeKind.CRASHED, Cause.AGENT),
-    OutcomeRule(
-        lambda facts: facts.has_ended_well and facts.result.state is ResultState.GARBAGE,
-        OutcomeKind.GARBAGE,
-        Cause.AGENT,
-    ),
+    OutcomeRule(lambda facts: facts.has_ended_well and bool(facts.result.garbage), OutcomeKind.GARBAGE, Cause.AGENT),
     OutcomeRule(  # the agent was told so, or its turn was cut short and the session had been drained
         lambda facts: facts.was_refused(DRAIN_CODES) or (facts.is_drained and facts.was_refused(ABORT_CODES)),
         OutcomeKind.DRAINED,
@@ -205,8 +208,8 @@ def describe(facts: RolloutFacts) -> str:
     if facts.refusals:
         refused = ", ".join(f"{code} x{count}" for code, count in sorted(facts.refusals.items()))
         parts.append(f"refused: {refused}")
-    if facts.result.state is ResultState.GARBAGE:
-        parts.append(f"result unusable: {facts.result.detail}")
+    if facts.result.garbage:
+        parts.append(f"result unusable: {facts.result.garbage}")
     if facts.session_lost is not None:
         parts.append(f"session not readable: {facts.session_lost}")
     return "; ".join(parts)

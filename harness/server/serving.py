@@ -1,8 +1,6 @@
 """Running a session server inside another program, or as its own program."""
 
-import asyncio
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -15,7 +13,7 @@ from starlette.types import ASGIApp
 from harness.engines.base import ContinuesAtEntry, ProvesScripts, TokenProvider
 from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_ids, require_guard
 from harness.errors import ScenarioError
-from harness.machine.asgi import HangingUpServer, answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening, stop_at_signals
 from harness.machine.clock import Clock
 from harness.machine.descriptors import descriptor_limit
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
@@ -150,18 +148,13 @@ async def serve_forever(
 ) -> None:
     """Run a session server until SIGINT or SIGTERM; call `started` once it answers. A second signal is abrupt."""
     sys.setswitchinterval(SWITCH_S)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     async with serve(engine, chat_tokenizer, store, settings, around=around) as server:
 
-        def end() -> None:
-            if stop.is_set():
-                server.server.callers.dismiss(hand_over_s=0.0)
-                server.hang_up()
-            stop.set()
+        def hang_up() -> None:
+            server.server.callers.dismiss(hand_over_s=0.0)
+            server.hang_up()
 
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, end)
+        stop = stop_at_signals(hang_up)
         started(server)
         await stop.wait()
 

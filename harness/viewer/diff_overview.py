@@ -5,16 +5,14 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.console import RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.groups import CONFIDENCE
-from harness.viewer.diff import RunDiff, SessionPair
-from harness.viewer.divergence import FirstDifference, Part
+from harness.viewer.diff import FirstDifference, Part, RunDiff, SessionPair
 from harness.viewer.run_view import SHORT_ID, SessionLine
-from harness.viewer.terminal import ledger_words, missing_sentences
+from harness.viewer.terminal import empty_table, ledger_words, missing_sentences
 
 # Pairs shown; `--json` has all.
 _SHOWN = 20
@@ -22,8 +20,7 @@ _SHOWN = 20
 
 def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
     """Yield totals side by side, then the differing pairs."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column()
+    table = empty_table(sentences=("",))
     for source in diff.sources:
         table.add_column(Text(printable(source)), overflow="fold")
     for outcome, counts in diff.outcomes.items():
@@ -58,9 +55,8 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
 
 def session_diff_overview(pair: SessionPair, missing: Sequence[str]) -> Iterator[RenderableType]:
     """Yield both ends and the first difference."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table = empty_table(sentences=("",))
     lines = pair.first, pair.second
-    table.add_column()
     for line in lines:
         table.add_column(Text(printable((line.session_id or "none")[:SHORT_ID])))
     table.add_row("outcome", *(Text(printable(line.outcome or "-")) for line in lines))

@@ -32,9 +32,9 @@ from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.tokens.matching import NormalForm, normal_form
 from harness.types import Json, Sample
-from harness.viewer.family import end_words
 from harness.viewer.look import look_at
 from harness.viewer.replay import copy_session, plan_again
+from harness.viewer.run_view import end_words
 
 STORE = "forks.db"
 """Sessions of the forks, in their folder."""

@@ -1,18 +1,20 @@
-"""Views of a run directory or store. Reading writes and locks nothing.
+"""Views of a run directory or store, and of a running server's sessions. Reading writes and locks nothing.
 
 A run may be in progress, killed, or of an older version or another machine. Each part is read separately: a missing or
-damaged part is a sentence in `RunView.missing`.
+damaged part is a sentence in `RunView.missing`. Sessions of a server may change or end meanwhile.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct, convert, to_builtins
 
-from harness.errors import HarnessError, RunError
+from harness.errors import HarnessError, RunError, SessionServerError
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.rollouts.agents.log import read_last_lines
+from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import StoredLine, TokenizerName
 from harness.server.store.sqlite import list_sessions, read_hold_times, read_session
 from harness.sessions.record import session_record
@@ -27,7 +29,8 @@ from harness.suite.run.audited import read_audit
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.exports.metrics import training_points
+from harness.viewer.exports.metrics import MetricPoint, training_points
+from harness.viewer.live.live_reading import live_line
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
 
@@ -102,46 +105,41 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         )
     missing: list[str] = []
 
-    def read(what: str, reading: Callable[[], _T], otherwise: _T) -> _T:
+    def read(what: str, reading: Callable[[], _T], otherwise: _T, file: Path | None = None, why: str = "") -> _T:
         answer = otherwise
+        if file is not None and not file.is_file():
+            missing.append(f"{what}: there is no {file.name}{why}")
+            return answer
         with say_missing(what, missing):
             answer = reading()
         return answer  # noqa: RET504  # the block may end without one
 
-    config = read("its configuration", lambda: RunConfig.load(directory.config), None)
-    lock = _Lock()
-    if directory.lock.is_file():
-        lock = read("what it ran with", lambda: convert(read_lock(directory.lock), _Lock), _Lock())
-    else:
-        missing.append(f"what it ran with: there is no {directory.lock.name}, so it was stopped before its engine ran")
-    status = None
-    if directory.is_complete:
-        status = read("its report", lambda: directory.read_result()["status"], None)
-    else:
-        missing.append(f"its report: there is no {directory.result.name}, so it is in progress, or was stopped")
-    rollouts: dict[int, RolloutRecord] = {}
-    stored: dict[str, StoredLine] = {}
-    earlier: set[str | None] = set()
-    ledger = None
-    bands: list[Band] = []
-    bands += read("its faults", lambda: _fault_bands(directory), [])
-    audit: Json = {}
-    audit |= read("its audit", lambda: read_audit(directory) or {}, audit)
-    if directory.database.is_file():
-        bands += read("its pauses", lambda: _hold_bands(directory.database), [])
-        stored = read("its sessions", lambda: list_sessions(directory.database), {})
-        earlier = read("its earlier attempts", lambda: read_superseded(directory.database), set())
-        rollouts = read("its rollouts", lambda: read_rollouts(directory.database), {})
-        final = [rollout for rollout in rollouts.values() if rollout.is_final]
-        ledger = read("its ledger", lambda: ledger_of(directory.database, final).to_json(), None)
-    else:
-        missing.append(f"its sessions: there is no {directory.database.name}")
+    def read_stored(what: str, reading: Callable[[], _T], otherwise: _T) -> _T:
+        return read(what, reading, otherwise) if database.is_file() else otherwise
+
+    database = directory.database
+    config: RunConfig | None = read("its configuration", lambda: RunConfig.load(directory.config), None)
+    stopped = ", so it was stopped before its engine ran"
+    lock: _Lock = read(
+        "what it ran with", lambda: convert(read_lock(directory.lock), _Lock), _Lock(), directory.lock, stopped
+    )
+    unfinished = ", so it is in progress, or was stopped"
+    status: str | None = read(
+        "its report", lambda: directory.read_result()["status"], None, directory.result, unfinished
+    )
+    bands: list[Band] = read("its faults", lambda: _fault_bands(directory), [])
+    audit: Json = read("its audit", lambda: read_audit(directory) or {}, {})
+    pauses: list[Band] = read_stored("its pauses", lambda: _hold_bands(database), [])
+    stored: dict[str, StoredLine] = read("its sessions", lambda: list_sessions(database), {}, database)
+    earlier: set[str | None] = read_stored("its earlier attempts", lambda: read_superseded(database), set())
+    rollouts: dict[int, RolloutRecord] = read_stored("its rollouts", lambda: read_rollouts(database), {})
+    final = [rollout for rollout in rollouts.values() if rollout.is_final]
+    ledger: Json | None = read_stored("its ledger", lambda: ledger_of(database, final).to_json(), None)
     # Several engines have the tokenizer of one model, so take the first.
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
-    steps: list[Mapping[str, float]] = []
-    steps += read("its training steps", lambda: [each.figures for each in training_points(directory.path)], [])
+    points: list[MetricPoint] = read("its training steps", lambda: training_points(directory.path), [])
     lines = [_line(directory, rollout, stored.get(str(rollout.session_id))) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
@@ -156,8 +154,8 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         tokenizer=tokenizer,
         ledger=ledger,
         audit=audit,
-        bands=sorted(bands, key=lambda band: band.begin),
-        steps=steps,
+        bands=sorted([*bands, *pauses], key=lambda band: band.begin),
+        steps=[each.figures for each in points],
         missing=missing,
         superseded=[line for line in others if line.session_id in earlier],
     )
@@ -192,3 +190,45 @@ def _line(directory: RunDirectory, rollout: RolloutRecord, stored: StoredLine | 
     said = read_last_lines(log, _LOG_LINES)
     line = SessionLine.of(rollout, None if said is None else log, said or ())
     return line if stored is None else line.with_origin(stored)
+
+
+def look_at_server(address: SessionServerAddress, tokenizer: Path | None = None) -> RunView:
+    """Return the server's sessions and hold times. Raises `SessionServerError`, `TokenizerError`."""
+
+    async def look(server: SessionServerClient) -> RunView:
+        lines = [live_line(each) for each in await server.sessions()]
+        missing, bands = list[str](), list[Band]()
+        folder = find_tokenizer(tokenizer_of(await server.describe(deadline_s=GREETING_S)), tokenizer, missing)
+        with say_missing("its pauses", missing):
+            bands += map(hold_band, (await server.hold_times(deadline_s=server.deadlines.read_s)).holds)
+        return RunView(address.url, lines, tokenizer=folder, bands=bands, missing=missing)
+
+    return ask_server(address, look)
+
+
+def tokenizer_of(described: ServerDescription) -> TokenizerName:
+    """Return the tokenizer of a server. Earlier versions name no folder."""
+    return TokenizerName(described.tokenizer or None, described.serves.get("tokenizer_digest"))
+
+
+def look_into_all(address: SessionServerAddress) -> Callable[[str], SessionView]:
+    """Return a reader of sessions that raises `SessionServerError`, and `RunError` for a session that is gone.
+
+    It does not wait again for a server that is gone.
+    """
+    gone: list[SessionServerError] = []
+
+    def look(session_id: str) -> SessionView:
+        if gone:
+            raise gone[0]
+        try:
+            record = ask_server(address, lambda server: server.record(session_id))
+        except SessionServerError as error:
+            if not error.status:
+                gone.append(error)
+            raise
+        if record.get("phase") == "unknown":
+            raise RunError(f"{address.url} no longer has session {session_id}")
+        return SessionView.of(record)
+
+    return look

@@ -34,9 +34,8 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import GenerationRequest, GenerationResult
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.family import end_words
 from harness.viewer.look import look_at
-from harness.viewer.run_view import SessionLine
+from harness.viewer.run_view import SessionLine, end_words
 
 STORE = "sessions.db"
 """Replayed session, in the replay's folder."""

@@ -1,6 +1,9 @@
-"""A run or store as a reader sees it: its end, and a line for each session."""
+"""A run or store as a reader sees it: its end, a line for each session, and families of sessions.
 
-from collections.abc import Mapping, Sequence
+A family is the lives and forks below the session that they inherit from.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
@@ -10,10 +13,19 @@ from harness.errors import RunError
 from harness.samples.rollout import ENDED_WELL
 from harness.server.store.rows import StoredLine
 from harness.sessions.hold_times import HoldTime
+from harness.sessions.inheritance import InheritanceEnd
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
 from harness.viewer.damaged_run import require_finite
+
+_ENDS = {
+    InheritanceEnd.RECORD: "the record has no further answer",
+    InheritanceEnd.FORK: "resampled",
+    InheritanceEnd.TOOLS: "other tools or template variables",
+    InheritanceEnd.SAMPLING: "other sampling fields",
+    InheritanceEnd.AGENT: "the agent ended without asking for the rest",
+}
 
 SHORT_ID = 8
 """Hex digits of session ids in lists. A shorter decimal name is a rollout's number."""
@@ -179,3 +191,43 @@ class RunView:
                 f" `{self.command}` lists them"
             )
         return begun[0]
+
+
+def walk_families(lines: Sequence[SessionLine]) -> Iterator[tuple[SessionLine, int]]:
+    """Yield the sessions that inherit or are inherited from, each below its earlier session, with its depth."""
+    known = {line.session_id for line in lines}
+    heirs: dict[str | None, list[SessionLine]] = {}
+    for line in lines:
+        heirs.setdefault(line.inherits if line.inherits in known else None, []).append(line)
+    waiting = [(line, 0) for line in reversed(heirs.pop(None, [])) if line.session_id in heirs or line.inherits]
+    while waiting:
+        line, depth = waiting.pop()
+        yield line, depth
+        waiting += [(heir, depth + 1) for heir in reversed(heirs.pop(line.session_id, []))]
+
+
+def inheritance_facts(inherits: Json | None) -> Iterator[tuple[str, str]]:
+    """Yield name and words of what a session inherits, its edits, and how it left the record."""
+    if inherits is None:
+        return
+    kin = "all" if inherits["before"] is None else f"fork at turn {inherits['before']}"
+    turns = f"{inherits['turns']} turns, {inherits['asked_again']} asked again"
+    yield "inherits", f"from {inherits['session_id']}: {kin}; {turns}"
+    for edit in inherits["edits"]:
+        yield "edited", f"messages[{edit['message']}]: {edit['content']}"
+    if end := end_words(inherits):
+        yield "inherited until", end
+
+
+def end_words(inherits: Json) -> str:
+    """Return where and why a session left its record, in words; empty if it has not."""
+    because, difference = inherits["because"], inherits["difference"]
+    if because is None:
+        return ""
+    why = _ENDS.get(because, str(because))
+    if difference:
+        field = difference["field"]
+        place = field if field in ("tools", "sampling") else f"messages[{difference['message']}].{field}"
+        why = f"{place} is {difference['sent']!r}, recorded {difference['recorded']!r}"
+    turn = inherits["ended_at"]
+    return why if turn is None else f"turn {turn}: {why}"

@@ -22,9 +22,8 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.family import inheritance_facts, walk_families
 from harness.viewer.problems import find_problems
-from harness.viewer.run_view import SHORT_ID, RunView, SessionLine
+from harness.viewer.run_view import SHORT_ID, RunView, SessionLine, inheritance_facts, walk_families
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
 
 _P = ParamSpec("_P")
@@ -48,6 +47,20 @@ def show(*parts: RenderableType, plain_width: int = _PLAIN_WIDTH) -> None:
     with console.capture() as printed:
         console.print(Group(*parts))
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in printed.get().splitlines()))
+
+
+def empty_table(
+    *texts: str, numbers: Sequence[str] = (), sentences: Sequence[str] = (), title: str | None = None
+) -> Table:
+    """Return a table with these columns, from left to right; only sentences may break."""
+    table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in texts:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in sentences:
+        table.add_column(name)
+    return table
 
 
 def run_overview(view: RunView) -> Iterator[RenderableType]:
@@ -215,12 +228,9 @@ def reply_text(turn: TurnView, tokenizer: Tokenizer | None) -> str:
 
 
 def _sessions(lines: Sequence[SessionLine]) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("", "session", "scenario", "outcome"):
-        table.add_column(name, no_wrap=True)
-    for name in ("turns", "tokens", "reward"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why")
+    table = empty_table(
+        *("", "session", "scenario", "outcome"), numbers=("turns", "tokens", "reward"), sentences=("why",)
+    )
     for line in lines:
         table.add_row(
             "" if line.number is None else str(line.number),
@@ -271,12 +281,9 @@ def _shortened(value: object) -> str:
 
 
 def _branches(session: SessionView) -> RenderableType:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("turn", "status", "ended by", "weights"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompt", "sampled", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("its tokens")
+    table = empty_table(
+        *("turn", "status", "ended by", "weights"), numbers=("prompt", "sampled", "seconds"), sentences=("its tokens",)
+    )
     # A turn stands below its parent, further right after a fork.
     for turn, depth in session.walk():
         mark = f"{'  ' * (depth - 1)}+ " if depth else ""

@@ -14,8 +14,7 @@ from harness.rollouts.manager import SessionManager
 from harness.server.store.sqlite import SQLiteStore
 from harness.server.store.stored_sessions import count_sessions
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.journal import TrainingJournal
+from harness.suite.training.journal import Checkpoints, TrainingJournal
 from harness.training.collector.pipeline import StepPipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.collector.segment_maker import SegmentMaker

@@ -170,8 +170,7 @@ def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
 def _examine_installers(_: Scratch) -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
     from harness.machine.uv import find_uv
-    from harness.rollouts.agents.install import agents_directory
-    from harness.rollouts.agents.node import NODE_VERSION
+    from harness.rollouts.agents.install import NODE_VERSION, agents_directory
     from harness.rollouts.agents.profile import Installer
     from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile
 

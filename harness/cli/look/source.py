@@ -27,8 +27,7 @@ class Source(NamedTuple):
 def open_source(where: Path | None, server: str | None, admin_token: str | None, tokenizer: Path | None) -> Source:
     """Return the readers of `server`, else of `where`. Raises `ScenarioError` for a bad address, `RunError`."""
     from harness.rollouts.client.connections import SessionServerAddress, server_url
-    from harness.viewer.look import look_at, look_into
-    from harness.viewer.look_at_server import look_at_server, look_into_all
+    from harness.viewer.look import look_at, look_at_server, look_into, look_into_all
 
     if server is not None:
         address = SessionServerAddress(server_url(server), admin_token)

@@ -10,8 +10,7 @@ from harness.errors import RunError, ScenarioError
 
 if TYPE_CHECKING:
     from harness.suite.record.config import Overrides
-    from harness.suite.run.failed import FailedOnly
-    from harness.suite.run.open_run import OpenedRun
+    from harness.suite.run.open_run import FailedOnly, OpenedRun
     from harness.suite.run.report import RunReport
 
 _Suite = Annotated[
@@ -211,7 +210,7 @@ def _settle(given: "Overrides") -> "Overrides":
 
 def _read_only(only: str | None, *, resume: bool) -> "FailedOnly | None":
     """Return the rollouts that `--only` names, if given. Raises `RunError`."""
-    from harness.suite.run.failed import FailedOnly
+    from harness.suite.run.open_run import FailedOnly
 
     failed = None if only is None else FailedOnly.parse(only)
     if failed is not None and not resume:

@@ -15,7 +15,7 @@ from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
 from harness.types import Json
 from harness.viewer.look import look_at, look_into
 from harness.viewer.problems import find_problems, next_command
-from harness.viewer.terminal import ledger_words, message_text, show
+from harness.viewer.terminal import empty_table, ledger_words, message_text, show
 
 _MAX_LINE = 100
 _MOST_REMARKS = 3  # of a scenario; `show` has those of each session
@@ -73,16 +73,8 @@ def _end(report: RunReport) -> Iterator[Text]:
 def _prompts(scenario: ScenarioReport) -> RenderableType:
     prompts = sorted(scenario.prompts, key=lambda each: each.mean)
     passed = ", ".join(f"pass@{k} {share:.3f}" for k, share in scenario.pass_at.items())
-    table = Table(
-        title=f"{scenario.name}: {passed}; its worst prompts:",
-        title_justify="left",
-        title_style="",
-        box=None,
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-    )
-    for name in ("prompt", "samples", "mean", f"{CONFIDENCE:.0%} interval", "best session", "worst session"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("prompt", "samples", "mean", f"{CONFIDENCE:.0%} interval", "best session", "worst session")
+    table = empty_table(numbers=columns, title=f"{scenario.name}: {passed}; its worst prompts:")
     for each in prompts[:_MOST_PROMPTS]:
         interval = "-" if each.interval is None else f"{each.interval.low:.3f} to {each.interval.high:.3f}"
         cells = (str(each.group), str(len(each.rewards)), f"{each.mean:.3f}", interval)
@@ -122,9 +114,7 @@ def _table(scenarios: Sequence[ScenarioReport]) -> Table:
         table.add_row(
             escape(scenario.name),
             f"{outcomes or 'none'} of {scenario.planned}",
-            f"{scenario.turns:,}",
-            f"{scenario.tool_calls:,}",
-            f"{scenario.truncated_turns:,}",
+            *(f"{scenario.counts[name]:,}" for name in ("turns", "tool_calls", "truncated_turns")),
             f"{scenario.ledger.generated:,}",
             "-" if scenario.reward is None else f"{scenario.reward:.3f}",
         )
@@ -162,7 +152,7 @@ def _facts(report: RunReport) -> Table:
             facts.add_row("merge", f"{scenario.name}: dropped_trailing_turns = {dropped}")
     if again := sum(scenario.replayed for scenario in report.scenarios):
         facts.add_row("replayed", f"failed rollouts that were rerun: {again}")
-    ended = sum(scenario.repeat_terminated_turns for scenario in report.scenarios)
+    ended = sum(scenario.counts["repeat_terminated_turns"] for scenario in report.scenarios)
     if report.is_guarded or ended:
         state = "active" if report.is_guarded else "not proven to be active"
         facts.add_row("guard", f"repeat guard {state}; it ended {ended} turns")

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.engines.sglang_server.app import NativeServer
 from harness.engines.sglang_server.serve import LOOPBACK, serve_in_process
 from harness.errors import HarnessError
+from harness.machine.asgi import stop_at_signals
 from harness.tokens.tokenizer import Tokenizer
 
 _FAILED = 1
@@ -36,9 +36,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
     )
     async with provider:
         # Until here, while weights load, these signals end the process at once.
-        stop = asyncio.Event()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        stop = stop_at_signals()
         tokenizer = Tokenizer.load(arguments.model_path)
         server = NativeServer(provider, tokenizer, arguments.model_path)
         async with serve_in_process(server.app(), host=arguments.host, port=arguments.port) as url:

@@ -5,7 +5,6 @@ Only then does the front accept requests. A failure before that leaves no proces
 """
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness.gateway.shards.front import Front
 from harness.gateway.shards.shard_client import VERB_S, ShardClient
 from harness.gateway.shards.shard_clients import ShardClients
 from harness.gateway.shards.supervisor import StartShard, Supervisor
-from harness.machine.asgi import HangingUpServer, answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening, stop_at_signals
 from harness.machine.http_bounds import ServerConnections
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
@@ -99,12 +98,9 @@ async def serve_shards_forever(
     continue_engines: bool,
 ) -> None:
     """Serve until SIGINT or SIGTERM; call `started` once every shard answers."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     async with serve_shards(settings, folder, shards, prepare, continue_engines=continue_engines) as url:
         # Earlier signals had their default effect, and the watchdog ends the shards then.
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, stop.set)
+        stop = stop_at_signals()
         started(url)
         await stop.wait()
 

@@ -1,9 +1,15 @@
-"""The environment and files of an agent process, without secrets of the harness."""
+"""The environment and files of an agent process, without secrets of the harness.
+
+A sandbox shows a named file of this machine without its folder: beside an agent's script may lie a check and its
+answers.
+"""
 
 import json
+import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +38,8 @@ MAX_VARIABLE_BYTES = 64 * 1024
 _PREFIXES = ("UV_", "PIP_")
 USER_FOLDERS = ("HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME")
 """Variables that locate the user's files."""
+_SYSTEM = tuple(map(Path, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc", "/sys")))
+OUR_PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 _SECRET = re.compile(r"TOKEN|USERNAME|PASSWORD|SECRET|CREDENTIAL|AUTH|_KEY$")
 
 
@@ -176,3 +184,41 @@ def _object_variables(name: str, file: Path, value: Json) -> dict[str, str]:
     if len(text) <= MAX_VARIABLE_BYTES:
         variables[name] = text
     return variables
+
+
+def find_programs(agent: ProgramAgent) -> list[Path]:
+    """Return the paths that `agent` and the relay's client need beside the system."""
+    words = [Path(word) for word in agent.command if word.startswith("/") and Path(word).is_file()]
+    pythons = (OUR_PYTHON, *(folder / "bin" / "python" for folder in agent.folders), *words)
+    paths = [*agent.folders, *words, *(found for python in pythons for found in _installation(python))]
+    found = [path for path in dict.fromkeys(paths) if path.exists() and not _is_of_system(path)]
+    return [path for path in found if not any(path != other and path.is_relative_to(other) for other in found)]
+
+
+def boxed_environment(env: Mapping[str, str], agent: ProgramAgent, task: AgentTask) -> dict[str, str]:
+    """Return `env` with a home of the rollout's own, and without what only this machine's system has."""
+    foreign = {"TMPDIR", *(USER_FOLDERS if agent.home is None else ())}
+    if task.box is not None and task.box.image is not None and "PATH" not in agent.env:
+        foreign.add("PATH")  # the image has one
+    return {"HOME": str(home_of(task)), **{name: value for name, value in env.items() if name not in foreign}}
+
+
+def _installation(program: Path) -> Iterator[Path]:
+    """Yield the prefixes of a Python and of those that its link leads to."""
+    for _ in range(8):
+        if _is_of_system(program):
+            return
+        prefix = program.parent.parent
+        is_python = (prefix / "pyvenv.cfg").exists() or next(prefix.glob("lib/python3*/os.py"), None) is not None
+        if program.parent.name == "bin" and is_python:
+            yield prefix
+        elif program.is_file():
+            yield program
+        if not program.is_symlink():
+            return
+        program = Path(os.path.normpath(program.parent / program.readlink()))
+
+
+def _is_of_system(path: Path) -> bool:
+    # Where /bin is a link to /usr/bin, the root is the prefix of the system's Python.
+    return path == Path("/") or any(path.is_relative_to(folder) for folder in _SYSTEM)

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, assert_never
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, assert_never
 
 from harness.dialects.openai_chat import base_url
 from harness.errors import AgentError, CannotListen, SandboxFailed
@@ -21,8 +21,11 @@ from harness.machine.watchdog import Watchdog
 from harness.rollouts.abort_signal import AbortSignal, ends_before
 from harness.rollouts.agents.agent_environment import (
     LOG_FILE,
+    OUR_PYTHON,
     RESULT_FILE,
     agent_environment,
+    boxed_environment,
+    find_programs,
     home_of,
     prepare_home,
     prepare_workdir,
@@ -32,22 +35,19 @@ from harness.rollouts.agents.function import FunctionAgents
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
 from harness.rollouts.agents.profile import expand
-from harness.rollouts.agents.result import AgentResult, read_result, result_of_value
+from harness.rollouts.agents.result import read_result
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
-from harness.rollouts.outcome import AgentEnd, Ending
+from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 from harness.rollouts.sandboxes.sandbox import RunningCommand
 
 if TYPE_CHECKING:
     from harness.rollouts.sandboxes.boxed import Box
     from harness.rollouts.sandboxes.left_behind import LeftBehind
 
+_T = TypeVar("_T")
+
 _SHELL_SIGNAL = 128  # what shells, bwrap and container engines add to the number of a signal
-
-
-class AgentRun(NamedTuple):
-    end: AgentEnd
-    result: AgentResult = AgentResult()
 
 
 class _Running(NamedTuple):
@@ -138,7 +138,7 @@ class AgentRunner:
                     }
                     call = await self._functions.run(task.agent, arguments, deadline_s=task.deadline_s, signal=signal)
                     log.write(call.trace.encode(errors="replace"))
-                    return AgentRun(call.end, result_of_value(call.value))
+                    return call
                 case _:
                     assert_never(task.agent)
 
@@ -176,7 +176,6 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.agents.boxed_program import OUR_PYTHON, find_programs
         from harness.rollouts.sandboxes.boxed import open_box
         from harness.rollouts.sandboxes.left_behind import remove_left
 
@@ -193,12 +192,7 @@ class AgentRunner:
                 raise SandboxFailed(f"its sandbox cannot be made: {error}") from error
 
         # An image may have to be pulled first, and neither an abort nor the deadline waits for that.
-        opening = asyncio.create_task(open_clean(), name="open a sandbox")
-        try:
-            await ends_before(opening, signal.enforced, timeout_s=task.deadline_s)
-        finally:
-            opening.cancel()
-            await to_the_end(ended(opening))
+        opening = await _run_until_enforced(open_clean(), signal, task.deadline_s)
         if not opening.cancelled():
             return opening.result()
         if signal.enforced.done() or self._cleaning[spec.kind].cancelled():
@@ -207,12 +201,7 @@ class AgentRunner:
 
     async def _run_after(self, after: Awaitable[None], end: AgentEnd, signal: AbortSignal) -> AgentEnd:
         """Await `after`, for as long as its author lets it, and return the agent's end unless an abort came first."""
-        running = asyncio.ensure_future(after)
-        try:
-            await ends_before(running, signal.enforced, timeout_s=math.inf)
-        finally:
-            running.cancel()
-            await to_the_end(ended(running))
+        running = await _run_until_enforced(after, signal, math.inf)
         if running.cancelled():
             return AgentEnd(Ending.STOPPED, detail="its follow-up did not end")
         running.result()
@@ -233,8 +222,6 @@ class AgentRunner:
         start = partial(AgentProcess.start, log=log, watchdog=self._watchdog, terminal=task.terminal)
         if box is None:
             return await start(after_setup(agent.setup, resolve_command(command, env.get("PATH"), cwd)), env, cwd)
-        from harness.rollouts.agents.boxed_program import boxed_environment
-
         env = boxed_environment(env, agent, task)
         own = str(cwd / command[0]) if (cwd / command[0]).is_file() else command[0]
         return await box.exec(after_setup(agent.setup, (own, *command[1:])), env=env, cwd=cwd, on_host=start)
@@ -261,6 +248,17 @@ class AgentRunner:
             left = await process.stop(grace_s=min(self._grace_s, signal.grace_s))
             exit_code.cancel()
         return replace(end, left=left, is_boxed=box is not None)
+
+
+async def _run_until_enforced(work: Awaitable[_T], signal: AbortSignal, timeout_s: float) -> asyncio.Future[_T]:
+    """Return the ended `work`, cancelled when `signal` is enforced or the time is over."""
+    running = asyncio.ensure_future(work)
+    try:
+        await ends_before(running, signal.enforced, timeout_s=timeout_s)
+    finally:
+        running.cancel()
+        await to_the_end(ended(running))
+    return running
 
 
 def resolve_command(command: Sequence[str], search_path: str | None, workdir: Path) -> tuple[str, ...]:

@@ -4,35 +4,28 @@ import asyncio
 import traceback
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from harness.machine.deadlines import read_end
 from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal, ends_before
+from harness.rollouts.agents.result import result_of_value
 from harness.rollouts.agents.task import FunctionAgent
-from harness.rollouts.outcome import AgentEnd, Ending
+from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 
 AGENT_LEFT_BEHIND = "agent_left_behind"
 
 _log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionEnd:
-    end: AgentEnd
-    value: object = None
-    trace: str = ""
-
-
 class FunctionAgents:
     def __init__(self, *, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._cancelled: set[asyncio.Task[FunctionEnd]] = set()
+        self._cancelled: set[asyncio.Task[AgentRun]] = set()
 
     async def run(
         self, agent: FunctionAgent, arguments: Mapping[str, Any], *, deadline_s: float, signal: AbortSignal
-    ) -> FunctionEnd:
+    ) -> AgentRun:
         """Call `agent`. Returns at most the grace period after `deadline_s`."""
         call = asyncio.create_task(_call(agent, arguments), name=f"agent {agent.name}")
         try:
@@ -49,9 +42,9 @@ class FunctionAgents:
                     call.add_done_callback(read_end)
         if has_ended:
             is_own = call.cancelled()
-            return FunctionEnd(AgentEnd(Ending.RAISED, detail="cancelled itself")) if is_own else call.result()
+            return AgentRun(AgentEnd(Ending.RAISED, detail="cancelled itself")) if is_own else call.result()
         ending = Ending.STOPPED if signal.enforced.done() else Ending.TIMED_OUT
-        return FunctionEnd(AgentEnd(ending, detail="" if call.done() else "ignores its cancellation"))
+        return AgentRun(AgentEnd(ending, detail="" if call.done() else "ignores its cancellation"))
 
     async def close(self) -> None:
         """End left-behind functions, in bounded time."""
@@ -67,10 +60,10 @@ class FunctionAgents:
                 await asyncio.wait(self._cancelled, timeout=self._grace_s)
 
 
-async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> FunctionEnd:
+async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> AgentRun:
     try:
         value = await agent.run(**arguments, **agent.kwargs)
     except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome
         detail = "".join(traceback.format_exception_only(error)).strip()
-        return FunctionEnd(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
-    return FunctionEnd(AgentEnd(Ending.RETURNED), value=value)
+        return AgentRun(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
+    return AgentRun(AgentEnd(Ending.RETURNED), result_of_value(value))

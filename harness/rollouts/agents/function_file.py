@@ -25,8 +25,6 @@ _loaded = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class FunctionFile:
-    """A function in a file."""
-
     path: Path
     name: str
 

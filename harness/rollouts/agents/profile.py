@@ -222,7 +222,7 @@ def literal(text: str) -> str:
 def closest(name: str, known: Sequence[str]) -> str:
     """Return a hint for an unknown `name`."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
 def _locked_version(install: InstallSpec, lock: str) -> str:

@@ -6,14 +6,15 @@ import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from harness.errors import AgentError, ScenarioError
+from harness.errors import AgentError, HarnessError, ScenarioError
 from harness.machine.uv import run_uv
-from harness.rollouts.agents.bundled import bundled_directory
-from harness.rollouts.agents.install import environment_of, install_agent, search_path
-from harness.rollouts.agents.node import Say
+from harness.rollouts.agents.install import Say, environment_of, install_agent, search_path
 from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, files_beside, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent
+
+_PACKAGE = Path(__file__).parents[2]
 
 _PREPARE_DEADLINE_S = 300.0
 # The first of these in an agent's folder decides how it starts.
@@ -149,3 +150,13 @@ def _require_script(script: Path) -> str:
     if not script.is_file():
         raise AgentError(f"no agent script at {script}")
     return str(script.absolute())
+
+
+def bundled_directory(name: Literal["agents", "scenarios"], *, package: Path = _PACKAGE) -> Path:
+    # In the wheel they are in `harness/_bundled/`, in an editable install beside the package.
+    candidates = (package / "_bundled" / name, package.parent / name)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    looked = " and ".join(str(candidate) for candidate in candidates)
+    raise HarnessError(f"no bundled {name}: looked for {looked}; reinstall the harness")

@@ -5,9 +5,8 @@ Reading a result never raises.
 """
 
 import json
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.machine.disk import open_left_behind
 from harness.types import Json, refuse_constant
@@ -15,19 +14,10 @@ from harness.types import Json, refuse_constant
 MAX_RESULT_BYTES = 1 << 20
 
 
-class ResultState(StrEnum):
-    ABSENT = "absent"
-    OBJECT = "object"
-    GARBAGE = "garbage"
-
-
-@dataclass(frozen=True, slots=True)
-class AgentResult:
-    """An agent's result. `value` is set only for OBJECT, `detail` only for GARBAGE."""
-
-    state: ResultState = ResultState.ABSENT
+class AgentResult(NamedTuple):
     value: Json | None = None
-    detail: str = ""
+    garbage: str = ""
+    """Reason why it is no object, if there is one."""
 
 
 def read_result(path: Path) -> AgentResult:
@@ -38,23 +28,23 @@ def read_result(path: Path) -> AgentResult:
     except FileNotFoundError:
         return AgentResult()
     except OSError as error:
-        return _garbage(f"not readable: {error.strerror}")
+        return AgentResult(garbage=f"not readable: {error.strerror}")
     return parse_result(data)
 
 
 def parse_result(data: bytes) -> AgentResult:
     if len(data) > MAX_RESULT_BYTES:
-        return _garbage(f"larger than {MAX_RESULT_BYTES} bytes")
+        return AgentResult(garbage=f"larger than {MAX_RESULT_BYTES} bytes")
     try:
         value = json.loads(data.decode(), parse_constant=refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, written as an escape, is no text
     except (UnicodeDecodeError, UnicodeEncodeError):
-        return _garbage("not UTF-8")
+        return AgentResult(garbage="not UTF-8")
     except (ValueError, RecursionError) as error:
-        return _garbage(f"not JSON: {error}")
+        return AgentResult(garbage=f"not JSON: {error}")
     if not isinstance(value, dict):
-        return _garbage(f"a JSON {type(value).__name__} instead of an object")
-    return AgentResult(ResultState.OBJECT, value)
+        return AgentResult(garbage=f"a JSON {type(value).__name__} instead of an object")
+    return AgentResult(value)
 
 
 def result_of_value(value: object) -> AgentResult:
@@ -64,9 +54,5 @@ def result_of_value(value: object) -> AgentResult:
     try:
         data = json.dumps(value).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        return _garbage(f"not JSON: {error}")
+        return AgentResult(garbage=f"not JSON: {error}")
     return parse_result(data)
-
-
-def _garbage(detail: str) -> AgentResult:
-    return AgentResult(ResultState.GARBAGE, detail=detail)

@@ -200,29 +200,27 @@ class SessionServerClient:
         return (await self.list_all(deadline_s=self.deadlines.read_s)).sessions
 
     async def list_all(self, *, deadline_s: float) -> SessionList:
-        return decode(await self._call(BRIEF, "GET", "/sessions", deadline_s=deadline_s), SessionList)
+        return await self._read("/sessions", SessionList, deadline_s)
 
     async def busiest(self, limit: int, *, deadline_s: float) -> SessionList:
         """List `limit` sessions, those in an engine first."""
-        return decode(await self._call(BRIEF, "GET", f"/sessions?limit={limit}", deadline_s=deadline_s), SessionList)
+        return await self._read(f"/sessions?limit={limit}", SessionList, deadline_s)
 
     async def look(self, session_ids: Sequence[str], *, deadline_s: float) -> list[SessionSummary]:
         """Read those of up to 100 sessions that exist."""
         if not session_ids:
             return []
         query = "&".join(f"id={quote(session_id, safe='')}" for session_id in session_ids)
-        return decode(await self._call(BRIEF, "GET", f"/sessions?{query}", deadline_s=deadline_s), SessionList).sessions
+        return (await self._read(f"/sessions?{query}", SessionList, deadline_s)).sessions
 
     async def facts(self, session_id: str) -> SessionFacts:
         """Read a session's state; phase `unknown` if missing."""
-        path = f"/sessions/{session_id}/facts"
-        return decode(await self._call(BRIEF, "GET", path, deadline_s=self.deadlines.read_s), SessionFacts)
+        return await self._read(f"/sessions/{session_id}/facts", SessionFacts, self.deadlines.read_s)
 
     async def times(self, since: Mapping[str, int], *, deadline_s: float) -> TurnTimes:
         """Read turn times of up to 100 sessions in memory from these indexes on, and of resumed turns."""
         query = "&".join(f"from={quote(session_id, safe='')}:{turn}" for session_id, turn in since.items())
-        content = await self._call(BRIEF, "GET", f"/sessions/times?{query}", deadline_s=deadline_s)
-        return decode(content, TurnTimes)
+        return await self._read(f"/sessions/times?{query}", TurnTimes, deadline_s)
 
     async def record(self, session_id: str, since: int = 0) -> Json:
         """Read the record; phase `unknown` if missing. Turns before `since` hold only what may change."""
@@ -258,14 +256,13 @@ class SessionServerClient:
         return decode(await self._call(BRIEF, "POST", path, deadline_s=self.deadlines.read_s), SessionFacts)
 
     async def describe(self, *, deadline_s: float) -> ServerDescription:
-        return decode(await self._call(BRIEF, "GET", "/sessions/server", deadline_s=deadline_s), ServerDescription)
+        return await self._read("/sessions/server", ServerDescription, deadline_s)
 
     def gate(self, holder: str = "", ttl_s: float = HOLD_TTL_S) -> GateClient:
         return GateClient(self.address.url, self._connections, holder, ttl_s)
 
     async def hold_times(self, since: float = 0.0, *, deadline_s: float) -> ReportedHolds:
-        content = await self._call(BRIEF, "GET", f"/sessions/holds?since={since}", deadline_s=deadline_s)
-        return decode(content, ReportedHolds)
+        return await self._read(f"/sessions/holds?since={since}", ReportedHolds, deadline_s)
 
     async def sweep(self, request: SweepRequest) -> SweepReport:
         """Score tokens that wait for the live version. The caller bounds it."""
@@ -277,9 +274,12 @@ class SessionServerClient:
 
     async def list_routed_workers(self, *, deadline_s: float) -> list[RoutedWorker]:
         """List a `harness router`'s workers; others answer 404."""
-        answer = decode(await self._call(BRIEF, "GET", "/router", deadline_s=deadline_s), _RouterAnswer)
+        answer = await self._read("/router", _RouterAnswer, deadline_s)
         serving = {worker.name for worker in answer.sessions.workers if not worker.fence}
         return [RoutedWorker(each.url, each.engine, each.url in serving) for each in answer.workers]
+
+    async def _read(self, path: str, kind: type[_T], deadline_s: float) -> _T:
+        return decode(await self._call(BRIEF, "GET", path, deadline_s=deadline_s), kind)
 
     async def _post_once(self, path: str, body: msgspec.Struct) -> bytes:
         return await self._connections.ask(HELD, "POST", path, msgspec.to_builtins(body), timeout_s=None)
@@ -356,13 +356,8 @@ class _ListedWorker(msgspec.Struct):
     engine: str | None
 
 
-class _InPool(msgspec.Struct):
-    name: str
-    fence: str
-
-
 class _Pool(msgspec.Struct):
-    workers: list[_InPool]
+    workers: list[SampledBy]
 
 
 class _RouterAnswer(msgspec.Struct):

@@ -28,9 +28,6 @@ class AbortStep(StrEnum):
     """Release the gates."""
 
 
-ORDER = tuple(AbortStep)
-
-
 class Keep(StrEnum):
     """Amount to keep of rollouts cut short."""
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt, not_in_time, within
 from harness.machine.log import get_logger
 from harness.rollouts.client.gate import GateClient
@@ -44,12 +45,12 @@ async def quieten(workers: Sequence[EngineWorker], gates: Sequence[GateClient], 
 
 
 async def at_every_gate(
-    gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport]], seconds: float
+    gates: Sequence[GateClient], verb: Callable[..., Awaitable[GateReport | None]], seconds: float
 ) -> list[ServerAnswer]:
     """Call a method of `GateClient` everywhere. Return each answer or error."""
 
     async def ask(gate: GateClient) -> ServerAnswer:
-        reports: list[GateReport] = []
+        reports: list[GateReport | None] = []
 
         async def turn() -> None:
             reports.append(await verb(gate, deadline_s=seconds))
@@ -58,6 +59,22 @@ async def at_every_gate(
         return ServerAnswer(gate.url, error, reports[0] if error is None else None)
 
     return await asyncio.gather(*(ask(gate) for gate in gates))
+
+
+async def claim_engines(gates: Sequence[GateClient], seconds: float) -> tuple[list[ServerAnswer], list[str]]:
+    """Close every gate and claim the engines. Return the answers, and where another controller holds them."""
+    taken: list[str] = []
+
+    async def claim(gate: GateClient, *, deadline_s: float) -> GateReport | None:
+        try:
+            return await gate.pause(deadline_s=deadline_s, engines=True)
+        except SessionServerError as error:
+            if error.code != EnginesHeld.code:
+                raise
+            taken.append(f"{gate.url}: {error.message}")
+            return None
+
+    return await at_every_gate(gates, claim, seconds), taken
 
 
 async def resume_every_gate(

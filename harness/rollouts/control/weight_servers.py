@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from harness.errors import EnginesHeld, SessionServerError
 from harness.machine.deadlines import attempt
 from harness.rollouts.client.gate import GateClient, new_holder, renew_holds
 from harness.rollouts.client.session_server import SessionServerClient
+from harness.rollouts.control.abort_report import ServerAnswer
+from harness.rollouts.control.quiesce import at_every_gate, claim_engines
 from harness.rollouts.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
-from harness.sessions.gate import GateReport
 from harness.sessions.weights.weight_update import SweepRequest
 
 
@@ -36,27 +36,14 @@ class ServersInUpdate:
 
     async def pause(self) -> str | None:
         """Close every gate and claim the engines. Return the reason if another controller holds them, else None."""
-        taken: list[str] = []
-
-        async def claim(gate: GateClient) -> GateReport | None:
-            try:
-                return await gate.pause(deadline_s=self._budget.gate_s, engines=True)
-            except SessionServerError as error:
-                if error.code != EnginesHeld.code:
-                    raise
-                taken.append(f"{gate.url}: {error.message}")
-                return None
-
-        await self._at_every_gate(UpdateStep.PAUSE_GATES, claim)
+        answers, taken = await claim_engines(self._gates, self._budget.gate_s)
+        self._note(UpdateStep.PAUSE_GATES, answers)
         return taken[0] if taken else None
 
     async def resume(self, *, engines_continued: bool) -> None:
         """Release the holds. Servers continue the engines unless `engines_continued`."""
-
-        async def release(gate: GateClient) -> GateReport:
-            return await gate.resume(deadline_s=self._budget.gate_s, engines_continued=engines_continued)
-
-        await self._at_every_gate(UpdateStep.RESUME_GATES, release)
+        release = partial(GateClient.resume, engines_continued=engines_continued)
+        self._note(UpdateStep.RESUME_GATES, await at_every_gate(self._gates, release, self._budget.gate_s))
 
     async def find_lost(self) -> list[str]:
         """Renew the holds. Return where one has expired."""
@@ -86,16 +73,10 @@ class ServersInUpdate:
         calls = [partial(ask, *each) for each in self._servers]
         await self._at_every_server(UpdateStep.VERIFY, calls, self._budget.verify_s)
 
-    async def _at_every_gate(
-        self, step: UpdateStep, verb: Callable[[GateClient], Awaitable[GateReport | None]]
-    ) -> None:
-        async def turn(server: ServerUpdate, gate: GateClient) -> None:
-            report = await verb(gate)
-            if report is not None and report.problems:
-                server.errors[step] = "; ".join(report.problems)
-
-        calls = [partial(turn, server, gate) for (server, _), gate in zip(self._servers, self._gates, strict=True)]
-        await self._at_every_server(step, calls, self._budget.gate_s)
+    def _note(self, step: UpdateStep, answers: Sequence[ServerAnswer]) -> None:
+        for (server, _), answer in zip(self._servers, answers, strict=True):
+            if answer.problems:
+                server.errors[step] = "; ".join(answer.problems)
 
     async def _at_every_server(
         self, step: UpdateStep, calls: Sequence[Callable[[], Awaitable[object]]], seconds: float

@@ -32,12 +32,10 @@ class MalformedFrame(Exception):
 
 
 class LinkStream:
-    """One end of a stream."""
-
     def __init__(self, link: Link, number: int = 0) -> None:
         self.number = number
         """Id; 0 until the opening end writes."""
-        self.on_change: Callable[[], None] = _ignore
+        self.on_change: Callable[[], None] = lambda: None
         """Callback for news from the other end."""
         self.is_broken = False
         self.has_ended = False
@@ -174,8 +172,6 @@ class LinkStream:
 
 
 class Link:
-    """One end of all streams."""
-
     def __init__(self, accept: Callable[[LinkStream], None] | None = None) -> None:
         self._accept = accept  # None at the end that opens
         self._streams: dict[int, LinkStream] = {}
@@ -264,10 +260,6 @@ class Link:
             if stream.is_complete:
                 self.mark(stream)
         stream.on_change()
-
-
-def _ignore() -> None:
-    pass
 
 
 def _frame(kind: int, number: int = 0, offset: int = 0, data: bytes = b"") -> bytes:

@@ -82,8 +82,6 @@ class _Held:
 
 
 class Relay:
-    """Connections of one sandbox."""
-
     def __init__(self, session: SessionHandle) -> None:
         self._base_url = session.base_url
         self._links: dict[bytes, _Held] = {}
@@ -92,7 +90,6 @@ class Relay:
         self._calls = asyncio.Semaphore(_CONNECTIONS)  # connections to the server
 
     async def close(self) -> None:
-        """Break off every connection."""
         for link_id in list(self._links):
             self._forget(link_id)
         for task in self._tasks:

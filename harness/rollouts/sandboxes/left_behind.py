@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from harness.errors import SandboxFailed
 from harness.machine.process_name import ProcessName
-from harness.rollouts.sandboxes.cgroup import groups_named
+from harness.rollouts.sandboxes.bwrap import groups_named
 from harness.rollouts.sandboxes.container import BOX_LABEL
 from harness.rollouts.sandboxes.sandbox import CONTAINERS, call
 

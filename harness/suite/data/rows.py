@@ -1,18 +1,35 @@
-"""Rows of a data set: all in order, or one by its number."""
+"""Rows of a data set: all in order, or one by its number; and filters of them.
+
+A filter is `column=value`, or `!=`, `<`, `<=`, `>`, `>=`, `~`; `a.b` is `b` in `a`.
+"""
 
 import json
+import operator
 import re
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, Self
 
 from harness.errors import ScenarioError
 from harness.suite.data.tables import ArrowFile, CsvFile, ParquetFile
 from harness.types import Json
+
+_FORM = re.compile(r"\s*([^=!<>~]+?)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "~": lambda found, wanted: re.search(wanted, found) is not None,
+}
 
 _SHOWN = 60
 
@@ -163,3 +180,53 @@ class DataSet:
     def _place(self, number: int) -> tuple[Rows, int]:
         index = bisect_right(self._ends, number)
         return self._parts[index], number - (self._ends[index - 1] if index else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    column: str
+    operator: str
+    value: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse a filter. Raises `ScenarioError`."""
+        form = _FORM.fullmatch(text)
+        if form is None:
+            raise ScenarioError(f"filter: expected COLUMN=VALUE, or one of != < <= > >= ~, got {text!r}")
+        if form[2] == "~":
+            try:
+                re.compile(form[3])
+            except re.error as error:
+                raise ScenarioError(
+                    f"filter: expected a regular expression behind ~, got {form[3]!r}: {error}"
+                ) from None
+        return cls(form[1], form[2], form[3])
+
+    @property
+    def top(self) -> str:
+        """Column of the row that holds the value."""
+        return self.column.partition(".")[0]
+
+    def fits(self, row: Json) -> bool:
+        """Return True if it holds. A missing value is `null`, in no order.
+
+        Numbers compare by value, and so does the order of texts that name numbers; anything else compares as text.
+        """
+        value: Any = row
+        for name in [self.column] if self.column in row else self.column.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is None and self.operator not in ("=", "!="):
+            return False
+        found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        if self.operator[0] in "<>" or (self.operator != "~" and isinstance(value, int | float)):
+            with suppress(ValueError):
+                return _COMPARE[self.operator](_number(found), _number(self.value))
+        return _COMPARE[self.operator](found, self.value)
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)  # exact, which a float of 2^53 or more is not
+    except ValueError:
+        return float(text)

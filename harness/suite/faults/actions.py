@@ -94,24 +94,18 @@ class Roster:
         return self._seen.get(session_id)
 
 
-class Rollouts:
-    """Running rollouts, which an action can end while blocking new ones."""
-
-    def __init__(self) -> None:
-        self.running: dict[asyncio.Task[Rollout], int] = {}
-        """Positions of their sessions."""
-        self.may_begin = asyncio.Event()
-        self.may_begin.set()
-
-
 @dataclass(eq=False)
 class Actions:
     seams: Seams
     manager: SessionManager
     roster: Roster
-    rollouts: Rollouts
 
     def __post_init__(self) -> None:
+        self.running: dict[asyncio.Task[Rollout], int] = {}
+        """Rollouts under way, with the positions of their sessions."""
+        self.may_begin = asyncio.Event()
+        """Set unless an action keeps rollouts from beginning."""
+        self.may_begin.set()
         self.armed: dict[int, list[NetworkFault]] = {}
         """Faults of each session's next request."""
         self._table: Mapping[Action, Callable[[Moment], Awaitable[Effect]]] = {
@@ -156,8 +150,8 @@ class Actions:
             await server.gate().resume(deadline_s=_GATE_S)
 
     async def _end_rollout(self, moment: Moment) -> Effect:
-        pending = list(self.rollouts.running)
-        self.rollouts.may_begin.clear()
+        pending = list(self.running)
+        self.may_begin.clear()
 
         async def end() -> None:
             budget = replace(_BUDGET, agents_s=moment.fault.seconds or _AGENTS_S)
@@ -174,7 +168,7 @@ class Actions:
                 raise HarnessError("; ".join(report.problems))
 
         async def go_on() -> None:
-            self.rollouts.may_begin.set()
+            self.may_begin.set()
 
         return Effect(f"{_count(len(pending), 'rollout')} ended", end, go_on)
 

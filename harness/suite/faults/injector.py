@@ -20,11 +20,11 @@ from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.sessions.ledger import Ledger, total
-from harness.suite.faults.actions import Actions, Moment, Rollouts, Roster
+from harness.suite.faults.actions import Actions, Moment, Roster
 from harness.suite.faults.engine_seam import EngineCall
 from harness.suite.faults.firing import Bystander, FaultLog, Firing
 from harness.suite.faults.seams import Seams
-from harness.suite.faults.timeline import Event, Timeline, TimePassed, TokensSampled, TurnBegan
+from harness.suite.faults.timeline import Event, Timeline
 from harness.suite.scenarios.fault import Fault
 
 
@@ -39,8 +39,7 @@ class FaultInjector:
     log: FaultLog
 
     def __post_init__(self) -> None:
-        self._rollouts = Rollouts()
-        self._actions = Actions(self.seams, self.manager, self.roster, self._rollouts)
+        self._actions = Actions(self.seams, self.manager, self.roster)
         self._timeline = Timeline(self.faults, self.roster.seeds)
         self._began = time.monotonic()
         self._firings: list[Firing] = []
@@ -58,7 +57,7 @@ class FaultInjector:
         async def watch_clock() -> None:
             while (moment := self._timeline.next_second()) is not None:
                 await asyncio.sleep(self._began + moment - time.monotonic())
-                await self._fire(TimePassed(max(moment, time.monotonic() - self._began)), None)
+                await self._fire(Event(at_s=max(moment, time.monotonic() - self._began)), None)
 
         clock = asyncio.create_task(watch_clock(), name="fault timeline")
         try:
@@ -82,14 +81,14 @@ class FaultInjector:
 
     async def run(self, task: AgentTask, number: int) -> Rollout | None:
         """Run `task` within reach of `end_rollout`. Returns None if that cancelled it."""
-        await self._rollouts.may_begin.wait()
+        await self._actions.may_begin.wait()
         session = self.roster.position_of(number)
         running = asyncio.create_task(self.manager.run(task), name=f"rollout {number}")
-        self._rollouts.running[running] = session
+        self._actions.running[running] = session
         try:
             await asyncio.wait([running])
         finally:
-            del self._rollouts.running[running]
+            del self._actions.running[running]
             # True only if this call was cancelled: the rollout must not outlive it.
             if running.cancel():
                 await asyncio.wait([running])
@@ -109,12 +108,12 @@ class FaultInjector:
         if session is not None:
             call.faults += self._actions.armed.pop(session, ())
             if call.is_first:
-                await self._fire(TurnBegan(session, call.turn), call)
+                await self._fire(Event(session, call.turn), call)
 
     async def on_tokens(self, call: EngineCall) -> None:
         session = self.roster.position(call.session_id)
         if session is not None:
-            await self._fire(TokensSampled(session, call.turn, call.tokens), call)
+            await self._fire(Event(session, call.turn, call.tokens), call)
 
     def counts_tokens(self, call: EngineCall) -> bool:
         session = self.roster.position(call.session_id)
@@ -123,18 +122,18 @@ class FaultInjector:
     # Faults that are due
 
     async def _fire(self, event: Event, call: EngineCall | None) -> None:
-        for due in self._timeline.after(event):
-            fault = self.faults[due.position]
+        for position in self._timeline.after(event):
+            fault = self.faults[position]
             firing = Firing(
                 scenario=self.roster.scenario,
-                fault=due.position,
+                fault=position,
                 action=fault.action,
                 trigger=fault.trigger,
                 at_s=round(time.monotonic() - self._began, 3),
                 at=time.time(),
-                session=due.session,
-                turn=due.turn,
-                tokens=due.tokens,
+                session=event.session,
+                turn=event.turn,
+                tokens=event.tokens or 0,
                 sessions=tuple(self._bystanders()),
             )
             self._firings.append(firing)
@@ -142,7 +141,7 @@ class FaultInjector:
             self._met |= {bystander.session for bystander in firing.sessions}
             has_applied = asyncio.Event()
             applying = self._apply(len(self._firings) - 1, call, has_applied)
-            self._applying.append(asyncio.create_task(applying, name=f"fault {due.position}"))
+            self._applying.append(asyncio.create_task(applying, name=f"fault {position}"))
             await has_applied.wait()
 
     async def _apply(self, position: int, call: EngineCall | None, has_applied: asyncio.Event) -> None:
@@ -160,7 +159,7 @@ class FaultInjector:
             sessions = (*firing.sessions, *(each for each in self._bystanders() if each.session not in seen))
             self._met |= {bystander.session for bystander in sessions}
             if fault.is_on_everything:
-                self._met |= set(self._rollouts.running.values())
+                self._met |= set(self._actions.running.values())
             firing = msgspec.structs.replace(firing, did=effect.did, sessions=sessions)
             self._firings[position] = firing
             await effect.finish()

@@ -122,17 +122,14 @@ class KillableLane(Restartable):
 
     spec: LaneSpec
     say: Say
-    provider: str = field(default="", init=False)
-    """Engine name, valid after the start."""
     _lane: Lane | None = field(default=None, init=False)
 
     async def start(self) -> None:
         self._lane = await self._holds.enter_async_context(open_lane(self.spec, say=self.say))
-        self.provider, self.url = self._lane.provider, self._lane.url
-        self.spec = replace(self.spec, port=urlsplit(self._lane.url).port)
+        self.url = self._lane.url
+        self.spec = replace(self.spec, port=urlsplit(self.url).port)
 
     async def kill(self) -> None:
-        """Kill all processes with SIGKILL."""
         if self._lane is not None:
             # It may have died by itself.
             with suppress(ProcessLookupError):

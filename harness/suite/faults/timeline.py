@@ -5,40 +5,22 @@ By `_key`, retries, later requests of a turn and repeated looks at the clock mak
 repeat events. Draws depend only on session seed, fault position and turn, so resumed runs repeat them (I10).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
 from harness.suite.scenarios.fault import Fault
 
 
-class TurnBegan(NamedTuple):
-    session: int
-    turn: int
+class Event(NamedTuple):
+    """A turn begins or has sampled tokens or, without a session, time passes."""
 
-
-class TokensSampled(NamedTuple):
-    session: int
-    turn: int
-    tokens: int
-
-
-class TimePassed(NamedTuple):
-    """Seconds since the scenario began."""
-
-    at_s: float
-
-
-Event = TurnBegan | TokensSampled | TimePassed
-
-
-class Due(NamedTuple):
-    position: int
-    """The fault's position in the scenario."""
     session: int | None = None
-    """Session that triggered it; None for the clock."""
     turn: int = 0
-    tokens: int = 0
+    tokens: int | None = None
+    """Tokens of the turn so far; None when it begins."""
+    at_s: float = 0.0
+    """Seconds since the scenario began, without a session."""
 
 
 class Timeline:
@@ -49,10 +31,10 @@ class Timeline:
         self._seeds = seeds
         self._past: set[tuple[int | None, ...]] = set()
 
-    def after(self, event: Event) -> list[Due]:
-        """Return the faults that `event` makes due, in file order."""
-        due = [each for position in range(len(self._faults)) for each in self._due(position, event)]
-        self._past |= {self._key(each) for each in due}
+    def after(self, event: Event) -> list[int]:
+        """Return the positions of the faults that `event` makes due, in file order."""
+        due = [each for each in range(len(self._faults)) if self._is_due(each, event)]
+        self._past |= {self._key(each, event) for each in due}
         return due
 
     def next_second(self) -> float | None:
@@ -66,29 +48,22 @@ class Timeline:
             fault.at_token is not None and fault.at_turn == turn and fault.names(session) for fault in self._faults
         )
 
-    def _due(self, position: int, event: Event) -> Iterator[Due]:
+    def _is_due(self, position: int, event: Event) -> bool:
         fault = self._faults[position]
-        match event:
-            case TimePassed(at_s):
-                due = Due(position) if fault.at_second is not None and fault.at_second <= at_s else None
-            case TurnBegan(session, turn):
-                if not fault.names(session):
-                    comes = False
-                elif fault.probability is None:
-                    comes = fault.at_turn == turn and fault.at_token is None
-                else:
-                    digest = blake2b(f"{self._seeds[session]}:{position}:{turn}".encode(), digest_size=8).digest()
-                    comes = int.from_bytes(digest) / 2**64 < fault.probability
-                due = Due(position, session, turn) if comes else None
-            case TokensSampled(session, turn, tokens):
-                has_come = fault.at_token is not None and fault.at_turn == turn and fault.at_token <= tokens
-                due = Due(position, session, turn, tokens) if has_come and fault.names(session) else None
-        if due is not None and self._key(due) not in self._past:
-            yield due
-
-    def _key(self, due: Due) -> tuple[int | None, ...]:
-        """Return the key under which `due` happens once. A probability is drawn for every turn."""
-        fault = self._faults[due.position]
+        if self._key(position, event) in self._past:
+            return False
+        if event.session is None:
+            return fault.at_second is not None and fault.at_second <= event.at_s
+        if not fault.names(event.session) or (fault.at_token is None) is not (event.tokens is None):
+            return False
         if fault.probability is not None:
-            return due.position, due.session, due.turn
-        return due.position, None if fault.is_on_everything else due.session
+            seeded = f"{self._seeds[event.session]}:{position}:{event.turn}".encode()
+            return int.from_bytes(blake2b(seeded, digest_size=8).digest()) / 2**64 < fault.probability
+        return fault.at_turn == event.turn and (fault.at_token or 0) <= (event.tokens or 0)
+
+    def _key(self, position: int, event: Event) -> tuple[int | None, ...]:
+        """Return the key under which the fault happens once. A probability is drawn for every turn."""
+        fault = self._faults[position]
+        if fault.probability is not None:
+            return position, event.session, event.turn
+        return position, None if fault.is_on_everything else event.session

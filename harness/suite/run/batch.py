@@ -23,9 +23,9 @@ from harness.suite.judge.trial import TaskImages, Trial
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import RunAudit
-from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.services import OwnServices, Services
+from harness.suite.run.weight_schedule import FinishedSamples
 from harness.suite.scenarios.plan import PlannedRollout, ScenarioPlan
 from harness.suite.scenarios.scenario import Prompt
 

@@ -1,4 +1,4 @@
-"""Ctrl+C or SIGTERM, once and twice.
+"""Early ends of a run: one error for many, and Ctrl+C or SIGTERM, once and twice.
 
 first   start nothing new, drain sessions; agents stop at their next model call
 second  kill the agents
@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any
+
+from harness.errors import HarnessError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -94,3 +96,15 @@ class Interrupts:
             running = tasks.create_task(work)
             watching = tasks.create_task(watch())
             running.add_done_callback(lambda _: watching.cancel())
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Raise one error of a group: the first `HarnessError`, else the first."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group.subgroup(HarnessError) or group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from group

@@ -17,6 +17,9 @@ from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json
 
+_COUNTS = ("turns", "truncated_turns", "repeat_terminated_turns", "tool_calls")
+"""Fields of `RecordedSession`. Truncated turns ended by a length limit or the repeat guard."""
+
 
 class RunStatus(StrEnum):
     """Exit codes have the same names."""
@@ -62,25 +65,13 @@ class ScenarioReport:
         return Counter(record.outcome.value for record in self.records)
 
     @property
-    def turns(self) -> int:
-        return sum(record.session.turns for record in self.records)
+    def counts(self) -> dict[str, int]:
+        """Sums over the sessions, by name of a count."""
+        return {name: sum(getattr(record.session, name) for record in self.records) for name in _COUNTS}
 
     @property
     def ledger(self) -> Ledger:
         return total(record.ledger for record in self.records)
-
-    @property
-    def truncated_turns(self) -> int:
-        """Turns ended by a length limit or the repeat guard."""
-        return sum(record.session.truncated_turns for record in self.records)
-
-    @property
-    def repeat_terminated_turns(self) -> int:
-        return sum(record.session.repeat_terminated_turns for record in self.records)
-
-    @property
-    def tool_calls(self) -> int:
-        return sum(record.session.tool_calls for record in self.records)
 
     @property
     def dropped_trailing_turns(self) -> int:
@@ -120,10 +111,7 @@ class ScenarioReport:
             "sessions": self.planned,
             "replayed": self.replayed,
             "outcomes": dict(self.outcomes),
-            "turns": self.turns,
-            "truncated_turns": self.truncated_turns,
-            "repeat_terminated_turns": self.repeat_terminated_turns,
-            "tool_calls": self.tool_calls,
+            **self.counts,
             "dropped_trailing_turns": self.dropped_trailing_turns,
             "remarks": dict(self.remarks),
             "tokens": self.ledger.generated,
@@ -187,7 +175,7 @@ class RunReport:
         return {
             "rollout/repeat_terminate_active": int(self.is_guarded),
             "rollout/repeat_terminate_triggered_sequences": sum(
-                each.repeat_terminated_turns for each in self.scenarios
+                each.counts["repeat_terminated_turns"] for each in self.scenarios
             ),
             **staleness_telemetry(
                 versions_of(sample)

@@ -31,13 +31,11 @@ from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.audited import RunAudit, auditing, read_audit
 from harness.suite.run.batch import Progress, RolloutBatch
-from harness.suite.run.finished import FinishedSamples
-from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.one_error import one_error
+from harness.suite.run.interrupts import Interrupts, one_error
 from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
 from harness.suite.run.token_readings import read_engine_counts, read_token_readings
-from harness.suite.run.weight_schedule import change_weights
+from harness.suite.run.weight_schedule import FinishedSamples, change_weights
 from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.plan import ScenarioPlan, plan_rollouts

@@ -54,8 +54,6 @@ def read_token_readings(directory: RunDirectory) -> list[TokenReading]:
 
 
 class _Heard(msgspec.Struct):
-    """Content of `witness.json`."""
-
     engines: list[TokenReading]
 
 

@@ -2,11 +2,14 @@
 
 Updates wait for their moment, seen in the server's list of sessions, and proceed like a trainer's. Checkpoints are made
 beforehand and stay in the run directory, so that every logprob can be verified.
+
+Samples of finished rollouts wait meanwhile, like a trainer's queue that is never consumed: the server does not sweep
+deleted sessions. So each update scores the tokens that wait here, and a last sweep those that wait for the final ones.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 
@@ -15,20 +18,69 @@ import msgspec
 from harness.engines.base import LogprobScale, PauseMode
 from harness.errors import EngineError, ScenarioError, SessionServerError
 from harness.lab.models.perturb import perturb_checkpoint
-from harness.machine.deadlines import beside
+from harness.machine.deadlines import beside, within
 from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
 from harness.rollouts.control.sample_sweep import sweep_samples
 from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
+from harness.rollouts.manager import SessionManager
+from harness.samples.codec import sample_to_json
 from harness.samples.versions import known_version
 from harness.sessions.weights.weight_update import SweepRequest
+from harness.suite.record.rollout_table import RolloutLog
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.run.finished import FinishedSamples
 from harness.suite.run.services import OwnServices, Services
 from harness.suite.scenarios.scenario import PlannedUpdate, Weights
-from harness.types import Json
+from harness.types import Json, Sample
 
+_COLLECTED_EVERY_S = 0.02
 _LOOK_EVERY_S = 0.1
+
+
+class FinishedSamples:
+    """Samples of one scenario."""
+
+    def __init__(self, manager: SessionManager, log: RolloutLog) -> None:
+        self.samples: list[Sample] = []
+        """Queued samples; a sweep may replace them one by one."""
+        self._manager = manager
+        self._log = log
+        self._numbers: list[int] = []
+        """Rollout of each sample."""
+        self._recorded: list[Sample | None] = []
+        """Samples as they were recorded; None before the record is written."""
+
+    def add(self, number: int, samples: Sequence[Sample]) -> None:
+        """Queue a rollout's samples. Do not await between the manager's return and this call."""
+        self.samples += samples
+        self._numbers += [number] * len(samples)
+        self._recorded += [None] * len(samples)
+
+    def record(self, number: int) -> tuple[Sample, ...]:
+        """Return a rollout's samples for its record, and mark them recorded."""
+        places = [place for place, each in enumerate(self._numbers) if each == number]
+        for place in places:
+            self._recorded[place] = self.samples[place]
+        return tuple(self.samples[place] for place in places)
+
+    async def catch_up(self, *, deadline_s: float) -> int:
+        """Wait for sessions being collected. Returns how many are late."""
+        # Meanwhile neither server nor queue has their final samples, so a sweep must wait for them.
+        missing = set(self._manager.collecting)
+
+        async def arrive() -> None:
+            while missing & self._manager.collecting:  # noqa: ASYNC110  # the manager has no event
+                await asyncio.sleep(_COLLECTED_EVERY_S)
+
+        await within(deadline_s, arrive())
+        return len(missing & self._manager.collecting)
+
+    def write(self) -> None:
+        """Update the records of samples scored since. Raises `StoreError`."""
+        kept = zip(self._numbers, self._recorded, self.samples, strict=True)
+        scored = {number for number, recorded, now in kept if recorded is not None and recorded is not now}
+        for number in sorted(scored):
+            self._log.amend(number, [sample_to_json(sample) for sample in self.record(number)])
 
 
 @asynccontextmanager

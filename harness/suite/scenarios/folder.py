@@ -14,10 +14,15 @@ from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.machine.cache import sha256_of
-from harness.rollouts.agents.bundled import bundled_directory
 from harness.rollouts.agents.function_file import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
-from harness.rollouts.agents.programs import bundled_agent, bundled_agents, find_command, split_command
+from harness.rollouts.agents.programs import (
+    bundled_agent,
+    bundled_agents,
+    bundled_directory,
+    find_command,
+    split_command,
+)
 from harness.rollouts.sandboxes.sandbox import BWRAP, CONTAINERS
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.prompts import ScenarioPrompts

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from harness.errors import ScenarioError
 from harness.rollouts.seeds import derive_seed
-from harness.suite.data.filters import Filter
-from harness.suite.data.rows import DataSet, Rows
+from harness.suite.data.rows import DataSet, Filter, Rows
 from harness.suite.exits import NothingSelected
 from harness.suite.scenarios.scenario import Prompt, Scenario
 from harness.suite.scenarios.validation import validate

@@ -14,7 +14,7 @@ from harness.errors import ScenarioError
 from harness.rollouts.agents.profile import is_inside
 from harness.rollouts.sandboxes.sandbox import CONTAINERS, NONE
 from harness.rollouts.sandboxes.spec import SandboxSpec
-from harness.suite.data.filters import Filter
+from harness.suite.data.rows import Filter
 from harness.suite.scenarios.fault import SIGNALS, Fault
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.scenarios.validation import WHOLE_SENTENCE, Strict

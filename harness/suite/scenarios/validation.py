@@ -1,6 +1,5 @@
 """Validate scenario data; each problem is one line. No other module handles pydantic's errors."""
 
-import difflib
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from harness.errors import ScenarioError
+from harness.rollouts.agents.profile import closest
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -36,10 +36,7 @@ def validate(model: type[_Model], data: Any, *, source: Path | str) -> _Model:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """Return `; did you mean 'x'?` for the closest word, else list `known`."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; known: {', '.join(sorted(known))}" if known else ""
+    return f"; {closest(word, known)}" if known else ""
 
 
 def _describe(model: type[BaseModel], details: ErrorDetails) -> str:

@@ -1,33 +1,82 @@
-"""Commit training steps so that the run may be killed at any point.
+"""Commit training steps so that each token is trained once, even if the run is killed. A step, in this order:
 
-    planned     before the first rollout begins
-    collected   once its rollouts are fixed and its ledger balances
-    the update  of the weights, in memory
-    state       of the learner, on disk
-    lines       in steps.jsonl and telemetry.jsonl
-    committed   now the step has happened
+    planned             before its first rollout begins
+    collected           once its rollouts are fixed and its ledger balances
+    the update          of the weights, in memory
+    state/<n+1>         what the learner needs to continue
+    lines               in steps.jsonl and telemetry.jsonl
+    committed           in run.db; now the step has happened
+    state/<n>           removed
+    checkpoints/<n+1>   the weights for the engines
+    checkpoints/<n>     removed, unless kept
 
-After a crash before the commit, state and lines are removed and the step is collected again. Its ended rollouts stay,
-because the same policy sampled them.
+Killed before the commit, the run resumes from state n and collects the step again, with its ended rollouts, which the
+same policy sampled. Killed after it, the run first publishes the weights of state n + 1.
 """
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from harness.errors import RunError
 from harness.machine.deadlines import to_the_end
 from harness.rollouts.seeds import derive_seed
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.report import TELEMETRY_FILE
-from harness.suite.training.step_file import StepFile
+from harness.suite.training.report import TELEMETRY_FILE, StepFile
 from harness.training.collector.record.step_ledger import book_step, step_telemetry
 from harness.training.collector.record.step_record import StepRecord
 from harness.training.collector.record.step_table import StepTable
 from harness.training.collector.step_outcome import PackedStep, TrainedStep
 from harness.training.learner.learner import Learner
+
+
+class Checkpoints:
+    """Learner states and model folders. Methods block, and raise `LearnerError`."""
+
+    def __init__(self, directory: RunDirectory, every: int) -> None:
+        """Keep the model of every `every`-th step; 0 keeps only the last."""
+        self._states = directory.path / "state"
+        self._models = directory.checkpoints
+        self._every = every
+
+    def restore(self, learner: Learner, steps: int) -> None:
+        """Load the state after `steps` steps. Raises `RunError` when it is missing."""
+        if not steps:
+            return
+        folder = self._states / str(steps)
+        if not folder.is_dir():
+            raise RunError(f"{folder} is gone, so the run cannot continue after step {steps}; start a new run")
+        learner.load_state(folder)
+
+    def save_state(self, learner: Learner) -> None:
+        folder = self._states / str(learner.step)
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run killed before its commit
+        learner.save_state(folder)
+
+    def save_model(self, learner: Learner) -> Path:
+        """Write the weights. Returns the absolute folder."""
+        folder = self._models.resolve() / str(learner.step)
+        shutil.rmtree(folder, ignore_errors=True)
+        learner.save(folder)
+        return folder
+
+    def remove_states(self, *, but: int) -> None:
+        _remove(self._states, {but})
+
+    def remove_models(self, *, but: int) -> None:
+        """Remove model folders neither served nor kept."""
+        stay = range(self._every, but, self._every) if self._every else ()
+        _remove(self._models, {but, *stay})
+
+
+def _remove(parent: Path, keep: set[int]) -> None:
+    for folder in parent.glob("*"):
+        if not folder.name.isdecimal() or int(folder.name) not in keep:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass

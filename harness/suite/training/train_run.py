@@ -25,17 +25,14 @@ from harness.server.telemetry.gauges import FigureGauges
 from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import auditing, read_audit
-from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.one_error import one_error
+from harness.suite.run.interrupts import Interrupts, one_error
 from harness.suite.run.open_run import OpenedRun
 from harness.suite.run.report import audit_figures
 from harness.suite.run.services import EngineChoice, OwnServices, find_model, serve_engine
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.train_spec import TrainSpec
-from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.journal import TrainingJournal
-from harness.suite.training.report import TrainReport, read_telemetry
-from harness.suite.training.step_file import StepFile
+from harness.suite.training.journal import Checkpoints, TrainingJournal
+from harness.suite.training.report import StepFile, TrainReport, read_telemetry
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.learner.learner import Learner

@@ -10,7 +10,6 @@ status. The token is sent to the session server only.
 
 import asyncio
 import secrets
-import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from http import HTTPStatus
@@ -25,14 +24,13 @@ from starlette.types import Receive, Scope, Send
 
 from harness.credentials import is_same
 from harness.errors import RequestError
-from harness.machine.asgi import HangingUpServer, answering, listening
+from harness.machine.asgi import HangingUpServer, answering, listening, stop_at_signals
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import GREETING_S, Deadlines, SessionServerClient
 from harness.tokens.tokenizer import Tokenizer
 from harness.viewer.live.live_look import BrowserState, LiveLook
-from harness.viewer.look import find_tokenizer
-from harness.viewer.look_at_server import tokenizer_of
+from harness.viewer.look import find_tokenizer, tokenizer_of
 from harness.viewer.page.run_page import live_page
 from server_patch.background import running
 
@@ -120,17 +118,8 @@ async def serve_live_until_told(
     address: SessionServerAddress, tokenizer: Path | None, *, port: int, started: Callable[[str], None]
 ) -> None:
     """Serve the live page until SIGINT or SIGTERM. Calls `started` with its address. A second signal is abrupt."""
-    stop = asyncio.Event()
     async with serve_live(address, tokenizer, port=port) as page:
-
-        def end() -> None:
-            if stop.is_set():
-                page.hang_up()
-            stop.set()
-
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, end)
+        stop = stop_at_signals(page.hang_up)
         started(page.url)
         await stop.wait()
 

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from harness.rollouts.client.session_server import SampledBy, SessionList, SessionServerClient, SessionSummary
+from harness.rollouts.client.session_server import SessionList, SessionServerClient, SessionSummary
 from harness.sessions.gate import GateReport
 from harness.viewer.run_view import SessionLine
 
@@ -53,7 +53,8 @@ class Reading(NamedTuple):
         yield "sessions", f"{states}; {since_start}, {self.live.tokens_per_s:.0f} tokens/s"
         yield from gate_facts(self.gate)
         for each in self.listed.workers:
-            yield "worker", _describe_worker(each)
+            name, version = each.name or "the engine", each.weight_version or "-"
+            yield "worker", f"{name}  version {version}, {each.fence or 'serves'}, {each.in_flight} in flight"
 
 
 async def read_server(
@@ -86,8 +87,3 @@ def live_line(session: SessionSummary, rate: float | None = None) -> SessionLine
         turns=session.turns,
         sampled=session.tokens,
     )
-
-
-def _describe_worker(worker: SampledBy) -> str:
-    serves = f"{worker.fence or 'serves'}, {worker.in_flight} in flight"
-    return f"{worker.name or 'the engine'}  version {worker.weight_version or '-'}, {serves}"

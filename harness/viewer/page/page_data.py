@@ -18,8 +18,7 @@ from harness.sessions.ledger import Ledger
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.family import end_words, inheritance_facts
-from harness.viewer.run_view import SessionLine
+from harness.viewer.run_view import SessionLine, end_words, inheritance_facts
 from harness.viewer.session_view import SessionView, TurnView
 from harness.viewer.terminal import ledger_words
 

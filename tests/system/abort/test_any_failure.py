@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.rollouts.control.abort import abort_rollout
-from harness.rollouts.control.abort_report import ORDER, AbortBudget, AgentHooks, Fate
+from harness.rollouts.control.abort_report import AbortBudget, AbortStep, AgentHooks, Fate
 from tests.controllers.aborting import stubborn
 from tests.session_servers.scripted import HANG_UP, SAY_NOTHING, CannedServer, canned_server, http_answer
 
@@ -157,7 +157,7 @@ async def _abort(servers: Sequence[str], workers: Sequence[str], kinds: Sequence
         left = [failure for failure in report.failures if failure.fate is Fate.LEFT]
         ended_before = events[: first(events, "resume")].count("task ended")
 
-        assert tuple(report.seconds) == ORDER
+        assert tuple(report.seconds) == tuple(AbortStep)
         assert report.results == tuple(number for number, kind in enumerate(kinds) if kind == "returns")
         assert len(report.results) + len(report.failures) == len(kinds)
         assert len(left) == kinds.count("is deaf")

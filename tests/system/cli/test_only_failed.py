@@ -9,9 +9,8 @@ import pytest
 
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import REPLAYED, read_rollouts
-from harness.suite.run.failed import FailedOnly
 from harness.suite.run.interrupts import Interrupts
-from harness.suite.run.open_run import resume_run
+from harness.suite.run.open_run import FailedOnly, resume_run
 from harness.suite.run.read_run import read_run
 from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun

@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import Cause
 from harness.rollouts.control.abort_report import AbortBudget
-from harness.rollouts.sandboxes.cgroup import groups_named
+from harness.rollouts.sandboxes.bwrap import groups_named
 from harness.rollouts.sandboxes.left_behind import PREFIX
 from tests.system.sandboxes.conftest import boxed_task
 

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 
 from harness.errors import RunError
-from harness.rollouts.agents.bundled import bundled_directory
+from harness.rollouts.agents.programs import bundled_directory
 from harness.samples.rollout import OutcomeKind
 from harness.suite.judge.trial import TaskImages
 from harness.suite.record.config import Overrides

@@ -15,7 +15,7 @@ from harness.rollouts.client.connections import Connections, SessionServerAddres
 from harness.rollouts.client.gate import GateClient, renew_holds
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort import _Abort, abort_rollout
-from harness.rollouts.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks, Fate, Keep
+from harness.rollouts.control.abort_report import AbortBudget, AbortStep, AgentHooks, Fate, Keep
 from harness.rollouts.control.abort_scope import WholeServers
 from harness.rollouts.control.engines import EngineInProcess, EngineServer
 from harness.rollouts.control.quiesce import GATE_NOT_RESUMED
@@ -59,7 +59,7 @@ async def test_a_rollout_that_is_cut_short_leaves_partial_samples(tmp_path: Path
     assert rollout.agent_result == {"status": 404, "code": "turn_aborted"}
     assert (sample.status, sample.metadata["turns"]) == (SampleStatus.ABORTED, [0, 1])
     assert sample.metadata["start_rollout_id"] == 7
-    assert tuple(report.seconds) == ORDER
+    assert tuple(report.seconds) == tuple(AbortStep)
 
 
 async def test_the_report_says_what_was_touched(tmp_path: Path):
@@ -394,7 +394,7 @@ async def test_a_hook_that_ignores_everything_costs_its_time():
     report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(PATIENT, hooks_s=0.2))
 
     assert report.hooks[0].error == "did not answer within 0.2 s"
-    assert tuple(report.seconds) == ORDER
+    assert tuple(report.seconds) == tuple(AbortStep)
 
 
 async def test_a_hook_that_raises_in_its_first_step_stops_nothing():

@@ -12,7 +12,7 @@ from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.control.abort import abort_rollout
-from harness.rollouts.control.abort_report import ORDER, Keep
+from harness.rollouts.control.abort_report import AbortStep, Keep
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
@@ -65,7 +65,7 @@ async def test_some_sessions_end_and_the_others_notice_nothing(tmp_path: Path):
         later = await staged.start(cooperate, session={"limits": {"turns": 1}}, deadline_s=0.2)
 
     assert report.problems == ()
-    assert tuple(report.seconds) == ORDER
+    assert tuple(report.seconds) == tuple(AbortStep)
     assert (report.turns_left, report.engines, report.resumed) == (0, (), ())
     assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED] * 2
     assert [rollout.agent_result for rollout in report.rollouts] == [{"status": 404, "code": "turn_aborted"}] * 2

@@ -9,12 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from harness.engines.base import WorkerStatus
 from harness.engines.scripted import ScriptStep
 from harness.errors import EngineUnavailable, ScenarioError
 from harness.gateway.router.routed import RouterSettings, open_routed
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort import abort_rollout
-from harness.rollouts.control.abort_report import ORDER, AbortBudget, AbortStep, AgentHooks
+from harness.rollouts.control.abort_report import AbortBudget, AbortStep, AgentHooks
 from harness.rollouts.control.engines import EngineServer
 from harness.rollouts.control.pause import paused_rollout
 from harness.rollouts.control.routed_engines import learn_workers
@@ -192,7 +193,7 @@ async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_
     nowhere = "http://127.0.0.1:9"
     said = {
         "workers": [{"url": nowhere, "engine": "sglang"}],
-        "sessions": {"workers": [{"name": nowhere, "fence": ""}]},
+        "sessions": {"workers": [WorkerStatus(nowhere, "1", "", 0, 0)._asdict()]},
     }
     async with canned_server(http_answer(200, said)) as router:
         with pytest.raises(EngineUnavailable, match=f"cannot be reached from here: .*{nowhere}"):
@@ -203,10 +204,8 @@ async def test_workers_that_the_router_has_lost_too_are_no_mistake():
     """They have died, one just now, and nobody is told to look for another address; the report names them."""
     dead, unknown = "http://127.0.0.1:9", "http://127.0.0.1:10"
     listed = [{"url": dead, "engine": "sglang"}, {"url": unknown, "engine": None}]
-    said = [
-        http_answer(200, {"workers": listed, "sessions": {"workers": [{"name": dead, "fence": fence}]}})
-        for fence in ("", "it does not answer")
-    ]
+    pools = [[WorkerStatus(dead, "1", fence, 0, 0)._asdict()] for fence in ("", "it does not answer")]
+    said = [http_answer(200, {"workers": listed, "sessions": {"workers": pool}}) for pool in pools]
     async with canned_server(*said) as router:
         learned = await learn_workers([f"router={router.url}"], [], 20)
 
@@ -253,7 +252,7 @@ async def test_asking_a_router_for_its_workers_counts_in_the_total_of_an_abort()
             budget=budget,
         )
 
-    assert tuple(report.seconds) == ORDER
+    assert tuple(report.seconds) == tuple(AbortStep)
     assert report.seconds[AbortStep.ENGINES] > budget.working_s / 4
     assert given[0] + report.seconds[AbortStep.ENGINES] <= budget.working_s
 

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.rollouts.agents.result import (
-    MAX_RESULT_BYTES,
-    AgentResult,
-    ResultState,
-    parse_result,
-    read_result,
-    result_of_value,
-)
+from harness.rollouts.agents.result import MAX_RESULT_BYTES, AgentResult, parse_result, read_result, result_of_value
 
 
 def test_an_object_is_a_result(tmp_path: Path):
@@ -21,11 +14,11 @@ def test_an_object_is_a_result(tmp_path: Path):
     path = tmp_path / "result.json"
     path.write_text('{"guesses": 3, "name": "Zoë"}', encoding="utf-8")
 
-    assert read_result(path) == AgentResult(ResultState.OBJECT, {"guesses": 3, "name": "Zoë"})
+    assert read_result(path) == AgentResult({"guesses": 3, "name": "Zoë"})
 
 
 def test_no_file_is_no_result(tmp_path: Path):
-    assert read_result(tmp_path / "result.json") == AgentResult(ResultState.ABSENT)
+    assert read_result(tmp_path / "result.json") == AgentResult()
 
 
 @pytest.mark.parametrize(
@@ -48,15 +41,15 @@ def test_no_file_is_no_result(tmp_path: Path):
 def test_anything_else_is_garbage(data: bytes, detail: str):
     result = parse_result(data)
 
-    assert (result.state, result.value) == (ResultState.GARBAGE, None)
-    assert detail in result.detail
+    assert result.value is None
+    assert detail in result.garbage
 
 
 def test_a_pipe_in_place_of_the_file_does_not_hang(tmp_path: Path):
     path = tmp_path / "result.json"
     os.mkfifo(path)
 
-    assert read_result(path).state is ResultState.GARBAGE
+    assert read_result(path).garbage
 
 
 def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path):
@@ -65,17 +58,17 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path):
     path = tmp_path / "result.json"
     path.symlink_to("secret.json")
 
-    assert read_result(path).state is ResultState.GARBAGE
+    assert read_result(path).garbage
 
 
 def test_a_directory_in_place_of_the_file_is_garbage(tmp_path: Path):
-    assert read_result(tmp_path).state is ResultState.GARBAGE
+    assert read_result(tmp_path).garbage
 
 
 def test_a_returned_object_is_a_result():
     """Functions are held to the same rules as programs."""
-    assert result_of_value({"reward": 1}) == AgentResult(ResultState.OBJECT, {"reward": 1})
-    assert result_of_value(None) == AgentResult(ResultState.ABSENT)
+    assert result_of_value({"reward": 1}) == AgentResult({"reward": 1})
+    assert result_of_value(None) == AgentResult()
 
 
 def _endless() -> dict[str, object]:
@@ -86,7 +79,7 @@ def _endless() -> dict[str, object]:
 
 @pytest.mark.parametrize("value", ["text", [1], {"a": object()}, {"a": float("nan")}, {(1, 2): 3}, _endless()])
 def test_a_returned_value_that_is_no_json_object_is_garbage(value: object):
-    assert result_of_value(value).state is ResultState.GARBAGE
+    assert result_of_value(value).garbage
 
 
 def test_a_result_keeps_only_json(tmp_path: Path):

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import HarnessError, ScenarioError
-from harness.rollouts.agents.bundled import bundled_directory
-from harness.rollouts.agents.programs import bundled_agent
+from harness.rollouts.agents.programs import bundled_agent, bundled_directory
 
 
 def make_installation(root: Path, *directories: str) -> Path:

@@ -7,8 +7,7 @@ import pytest
 
 from harness.errors import AgentError
 from harness.rollouts.agents.doctor import examine_agent
-from harness.rollouts.agents.install import environment_of, install_agent, is_installed, search_path
-from harness.rollouts.agents.node import find_npm
+from harness.rollouts.agents.install import environment_of, find_npm, install_agent, is_installed, search_path
 from harness.rollouts.agents.profile import AgentProfile, expand, load_profile
 from harness.rollouts.agents.programs import bundled_profile, prepare_profile, with_own_program
 from tests.unit.rollouts.test_profile import PROFILE, written

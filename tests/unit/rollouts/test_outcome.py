@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from harness.errors import Cause
-from harness.rollouts.agents.result import AgentResult, ResultState
+from harness.rollouts.agents.result import AgentResult
 from harness.rollouts.outcome import (
     DRAIN_CODES,
     ENGINE_CODES,
@@ -29,7 +29,7 @@ STOPPED = AgentEnd(Ending.STOPPED)
 UNSTARTED = AgentEnd(Ending.NOT_STARTED, detail="no program 'codex'")
 UNBOXED = AgentEnd(Ending.BOX_FAILED, detail="no program bwrap on PATH")
 UNPREPARED = AgentEnd(Ending.NOT_PREPARED, detail="No space left on device")
-GARBAGE = AgentResult(ResultState.GARBAGE, detail="not JSON")
+GARBAGE = AgentResult(garbage="not JSON")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SandboxFailed
-from harness.rollouts.sandboxes.bwrap import BwrapSandbox
-from harness.rollouts.sandboxes.cgroup import groups_named
+from harness.rollouts.sandboxes.bwrap import BwrapSandbox, groups_named
 from harness.rollouts.sandboxes.left_behind import new_name
 from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec

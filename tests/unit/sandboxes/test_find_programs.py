@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from harness.rollouts.agents.boxed_program import find_programs
+from harness.rollouts.agents.agent_environment import find_programs
 from harness.rollouts.agents.task import ProgramAgent
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from harness.errors import Cause, RunError
 from harness.samples.rollout import OutcomeKind
-from harness.suite.run.failed import FailedOnly
+from harness.suite.run.open_run import FailedOnly
 from tests.recorded_runs import rollout_record
 
 ENDS = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.errors import ScenarioError
 from harness.suite.faults.engine_seam import TurnCount
-from harness.suite.faults.timeline import Due, Event, Timeline, TimePassed, TokensSampled, TurnBegan
+from harness.suite.faults.timeline import Event, Timeline
 from harness.suite.scenarios.fault import ON_EVERYTHING, Fault
 from harness.suite.scenarios.folder import load_scenario
 from tests.harness_command import write_scenario
@@ -17,38 +17,38 @@ from tests.harness_command import write_scenario
 SEEDS = {0: 11, 1: 12, 2: 13}
 
 
-def _due(timeline: Timeline, *events: Event) -> list[Due]:
-    return [due for event in events for due in timeline.after(event)]
+def _due(timeline: Timeline, *events: Event) -> list[tuple[int, Event]]:
+    return [(position, event) for event in events for position in timeline.after(event)]
 
 
 def test_a_fault_on_one_session_comes_once_to_each():
     timeline = Timeline([Fault(action="kill_agent", at_turn=2)], SEEDS)
 
-    due = _due(timeline, *(TurnBegan(session, turn) for turn in (1, 2, 2, 3) for session in (0, 1)))
+    due = _due(timeline, *(Event(session, turn) for turn in (1, 2, 2, 3) for session in (0, 1)))
 
-    assert due == [Due(0, 0, 2), Due(0, 1, 2)]
+    assert due == [(0, Event(0, 2)), (0, Event(1, 2))]
 
 
 def test_a_fault_on_everything_comes_once():
     timeline = Timeline([Fault(action="drain", at_turn=2)], SEEDS)
 
-    assert _due(timeline, TurnBegan(1, 2), TurnBegan(0, 2), TurnBegan(2, 2)) == [Due(0, 1, 2)]
+    assert _due(timeline, Event(1, 2), Event(0, 2), Event(2, 2)) == [(0, Event(1, 2))]
 
 
 def test_only_the_named_sessions_trigger_a_fault():
     """`sessions` narrows it down."""
     timeline = Timeline([Fault(action="drain", at_turn=1, sessions=[2])], SEEDS)
 
-    assert _due(timeline, TurnBegan(0, 1), TurnBegan(2, 1)) == [Due(0, 2, 1)]
+    assert _due(timeline, Event(0, 1), Event(2, 1)) == [(0, Event(2, 1))]
 
 
 def test_a_token_is_waited_for():
     """Not at the beginning of the turn, and with the first count that reaches it."""
     timeline = Timeline([Fault(action="cut_connection", at_turn=1, at_token=5)], SEEDS)
 
-    due = _due(timeline, TurnBegan(0, 1), TokensSampled(0, 1, 4), TokensSampled(0, 1, 7), TokensSampled(0, 1, 8))
+    due = _due(timeline, Event(0, 1), Event(0, 1, 4), Event(0, 1, 7), Event(0, 1, 8))
 
-    assert due == [Due(0, 0, 1, 7)]
+    assert due == [(0, Event(0, 1, 7))]
     assert timeline.counts_tokens(1, 1)
     assert not timeline.counts_tokens(1, 2)
 
@@ -58,26 +58,26 @@ def test_the_clock_makes_each_fault_due_once():
     timeline = Timeline([Fault(action="drain", at_second=second) for second in (2.0, 1)], SEEDS)
 
     assert timeline.next_second() == 1
-    assert _due(timeline, TimePassed(1.0)) == [Due(1)]
+    assert _due(timeline, Event(at_s=1.0)) == [(1, Event(at_s=1.0))]
     assert timeline.next_second() == 2
-    assert _due(timeline, TimePassed(5.0)) == [Due(0)]
+    assert _due(timeline, Event(at_s=5.0)) == [(0, Event(at_s=5.0))]
     assert timeline.next_second() is None
-    assert _due(timeline, TimePassed(6.0)) == []
+    assert _due(timeline, Event(at_s=6.0)) == []
 
 
 def test_faults_of_one_moment_come_in_the_order_of_the_file():
     """A drain before the engine is told, if the author says so."""
     timeline = Timeline([Fault(action=action, at_turn=1) for action in ("drain", "abort_engine")], SEEDS)
 
-    assert [due.position for due in timeline.after(TurnBegan(0, 1))] == [0, 1]
+    assert timeline.after(Event(0, 1)) == [0, 1]
 
 
-@given(st.permutations([TurnBegan(session, turn) for session in SEEDS for turn in range(1, 30)]))
-def test_draws_do_not_depend_on_the_order_of_events(events: list[TurnBegan]):
+@given(st.permutations([Event(session, turn) for session in SEEDS for turn in range(1, 30)]))
+def test_draws_do_not_depend_on_the_order_of_events(events: list[Event]):
     """The same seeds, the same faults (I10)."""
     faults = [Fault(action="engine_500", probability=0.3), Fault(action="drain", probability=0.1)]
 
-    def drawn(order: list[TurnBegan]) -> set[Due]:
+    def drawn(order: list[Event]) -> set[tuple[int, Event]]:
         return set(_due(Timeline(faults, SEEDS), *order))
 
     assert drawn(events) == drawn(sorted(events))
@@ -88,7 +88,7 @@ def test_draws_follow_their_probability_and_their_seed():
     timeline = Timeline([Fault(action="engine_500", probability=0.25)], {0: 1, 1: 2})
 
     turns = [
-        {due.turn for due in _due(timeline, *(TurnBegan(session, turn) for turn in range(1, 2001)))}
+        {event.turn for _, event in _due(timeline, *(Event(session, turn) for turn in range(1, 2001)))}
         for session in (0, 1)
     ]
 

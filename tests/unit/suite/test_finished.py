@@ -11,7 +11,7 @@ from harness.engines.scripted import ScriptStep
 from harness.samples.codec import sample_to_json
 from harness.suite.judge.verdicts import judge
 from harness.suite.record.rollout_table import RolloutLog, RolloutRecord
-from harness.suite.run.finished import FinishedSamples
+from harness.suite.run.weight_schedule import FinishedSamples
 from harness.suite.scenarios.scenario import Checks
 from harness.types import Json, Sample
 from tests.controllers.aborting import Stage, call, stage

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.suite.record.rundir import RunDirectory
-from harness.suite.training.checkpoints import Checkpoints
-from harness.suite.training.journal import TrainingJournal
+from harness.suite.training.journal import Checkpoints, TrainingJournal
 from harness.training.collector.step_outcome import StepTimes, TrainedStep
 from harness.training.learner.learner import LossSums, StepReport
 from harness.training.learner.scripted import ScriptedLearner

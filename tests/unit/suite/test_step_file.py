@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.suite.training.step_file import StepFile
+from harness.suite.training.report import StepFile
 
 
 def test_a_line_is_written_behind_the_last_whole_one(tmp_path: Path):

@@ -24,7 +24,7 @@ from harness.server.store.sqlite import read_session
 from harness.sessions.record import session_record
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.look_at_server import look_into_all
+from harness.viewer.look import look_into_all
 from harness.viewer.page.run_page import Side, page_pieces, write_page
 from harness.viewer.run_view import RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView

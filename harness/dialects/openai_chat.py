@@ -15,7 +15,7 @@ from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json, Message
-from server_patch.repeat_terminate.envelope import signal
+from server_patch.repeat_terminate.signals import signal
 
 DONE = raw_event(b"[DONE]")
 

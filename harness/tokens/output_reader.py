@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
 from harness.tokens.outputs.reasoning import THINK, THOUGHT, ReasoningSplit
-from harness.tokens.parsing import CallSyntax, ParsedOutput, TextReader
+from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
@@ -30,6 +31,29 @@ def call_syntax_of(template_source: str) -> CallSyntax:
     """Return the syntax in which a template renders calls, or Hermes if none is known."""
     fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
     return next(fitting, Hermes)()
+
+
+class Unread(CallSyntax):
+    """Calls in an unknown syntax with a marker of their own: recognized, and malformed content."""
+
+    name = "unread"
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self._marker,)
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """Raise `MalformedRequest`."""
+        raise MalformedRequest(
+            "tool_choice: expected 'auto' or 'none', the server cannot read the tool calls of this model's template",
+            param="tool_choice",
+        )
+
+    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
+        return as_malformed(pieces)
 
 
 class OutputReader:

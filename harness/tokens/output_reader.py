@@ -72,21 +72,20 @@ class OutputReader:
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Return the parts of a whole output. Without `tools` nothing is a call."""
         stops = () if output.stop is None else (output.stop,)
-        stream = self.open(output.context_ids, output.forced_ids, tools, stops)
+        stream = self.open(output, tools, stops)
         stream.push(output.ids)
         return stream.end(output.stop)
 
     def open(
         self,
-        context_ids: Sequence[int],
-        forced_ids: Sequence[int],
+        output: SampledOutput,
         tools: Sequence[Json],
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
         split = None
         if self._think_id is not None:
-            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(context_ids))
+            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(output.context_ids))
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,
@@ -96,8 +95,8 @@ class OutputReader:
             silent_ids=self._silent_ids,
             stop_ids=stop_ids,
         )
-        if forced_ids:
-            stream.begin(forced_ids)
+        if output.forced_ids:
+            stream.begin(output.forced_ids)
         return stream
 
     def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:

@@ -158,7 +158,7 @@ class ChatTemplateTokenizer:
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        return self._reader.open(output.context_ids, output.forced_ids, tools, stops, stop_ids)
+        return self._reader.open(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
         return self._description

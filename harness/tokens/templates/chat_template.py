@@ -46,6 +46,8 @@ _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 
 
 class ChatTemplateTokenizer:
+    """Chat template bound to its tokenizer."""
+
     def __init__(self, tokenizer: Tokenizer, template: JinjaTemplate) -> None:
         """Raise `TokenizerError` if the template cannot render a question and its answer."""
         self.template = template

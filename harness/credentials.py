@@ -21,7 +21,6 @@ def without_userinfo(text: str) -> str:
 
 
 def has_userinfo(url: str) -> bool:
-    """Return True if `url` has a user or secret."""
     return _IN_URL.search(url) is not None
 
 

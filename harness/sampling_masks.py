@@ -60,7 +60,6 @@ class SampleMasks:
         return replace(self, values=values, offsets=offsets - offsets[0], states=self.states[start:stop])
 
     def at(self, positions: npt.NDArray[np.integer[Any]]) -> Self:
-        """Return the masks of the tokens at `positions`."""
         lengths, offsets = np.diff(self.offsets)[positions], self.offsets[positions]
         chosen = offsets_of(lengths)
         places = np.arange(chosen[-1]) + np.repeat(offsets - chosen[:-1], lengths)

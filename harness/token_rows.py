@@ -74,15 +74,12 @@ class RoutedExperts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenRows:
-    """Rows of consecutive tokens."""
-
     start: int
     """Position of the first token in its branch, from 0."""
     values: RowValues
 
     @property
     def stop(self) -> int:
-        """Position after the last row."""
         return self.start + len(self.values)
 
     def until(self, stop: int) -> Self:
@@ -120,7 +117,6 @@ class MissingRows:
     state: RowState
 
     def until(self, stop: int) -> Self:
-        """Return the positions before `stop`."""
         return replace(self, stop=max(self.start, min(self.stop, stop)))
 
 
@@ -164,7 +160,6 @@ class TurnRows:
         return dict(counts)
 
     def to_bytes(self) -> bytes:
-        """Encode the rows as msgpack."""
         return msgspec.msgpack.encode([self.start, [_write_part(part) for part in self.parts]])
 
     @classmethod
@@ -222,7 +217,6 @@ class SampleRows:
 
     @classmethod
     def of_turns(cls, turns: Iterable[TurnRows], size: int) -> Self:
-        """Join the rows of a branch with `size` tokens."""
         parts = [part for turn in turns for part in turn.parts]
         filled = [part for part in parts if isinstance(part, TokenRows)]
         shape, dtype = (filled[0].values.shape[1:], filled[0].values.dtype) if filled else ((0, 0), np.dtype(np.uint8))

@@ -131,7 +131,6 @@ class SamplingWishes:
         return {name: value for name in self.__slots__ if (value := getattr(self, name)) not in (None, ())}
 
     def override_with(self, other: "SamplingWishes") -> "SamplingWishes":
-        """Return a copy in which the parameters set in `other` win."""
         stated = other.to_dict()
         return replace(self, **stated) if stated else self
 
@@ -164,7 +163,6 @@ class TeacherScores(NamedTuple):
     """Logprobs of a turn's output by a teacher, each given all before it."""
 
     version: str
-    """Label of the teacher's weights."""
     logprobs: Logprobs
     """One per output token."""
     top: TopLogprobs | None = None

@@ -14,6 +14,7 @@ import msgspec
 from harness.dialects.json_values import decode_json
 from harness.dialects.model_request import RecordedText
 from harness.errors import MalformedRequest
+from harness.tokens.parsing import ToolCall
 from harness.types import Json, Message
 
 _T = TypeVar("_T")
@@ -144,8 +145,7 @@ class BlockReader:
                         raise MalformedRequest(f"{place}: expected a unique id for each call", param=place)
                     ids.add(block.id)
                     arguments = self.record.spell_arguments(block.id, block.input, f"{place}.input")
-                    function = {"name": block.name, "arguments": arguments}
-                    calls.append({"id": block.id, "type": "function", "function": function})
+                    calls.append(ToolCall(block.name, arguments).to_json(block.id))
                 case _:
                     raise _misplaced(place, "tool_result", "user")
         message: Json = {"role": "assistant", "content": "".join(texts)}

@@ -9,15 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 import msgspec
 
 from harness.dialects.anthropic_messages_request import NAME, parse_request
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall, seal
-from harness.dialects.request_limits import RequestLimits
+from harness.dialects.model_request import AnswerHead, ModelAnswer, Said, seal
 from harness.dialects.sse import event, text_pieces
 from harness.errors import GateClosed, HarnessError, PromptTooLong, RequestError, ServerBusy
-from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
-from server_patch.repeat_terminate.envelope import signal
+from server_patch.repeat_terminate.signals import signal
 
 _STOP_REASONS: Mapping[str | None, str] = {
     "stop": "end_turn",
@@ -40,14 +38,12 @@ class AnthropicMessages:
     name = NAME
     path = "/v1/messages"
     stored_path: str | None = None
+    parse = staticmethod(parse_request)
     count_path = "/v1/messages/count_tokens"
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """See `Dialect`. Clients append `/v1/messages` to the address."""
         return {"ANTHROPIC_BASE_URL": session_url, "ANTHROPIC_API_KEY": api_key, "ANTHROPIC_MODEL": model}
-
-    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
         turn = answer.turn
@@ -109,8 +105,6 @@ def _thinking(reasoning: str, response_id: str) -> Json:
 
 
 class _MessagesStream:
-    """Writer of the events of one message."""
-
     def __init__(self, dialect: AnthropicMessages, head: AnswerHead) -> None:
         self._dialect = dialect
         self._head = head
@@ -119,7 +113,6 @@ class _MessagesStream:
 
     @property
     def has_told_id(self) -> bool:
-        """True after the first event of the message."""
         return bool(self._sent)
 
     def keep_alive(self) -> bytes:

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from harness.dialects.anthropic_blocks import BlockReader, WireMessage, units_of
-from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, find_ignored, note_ignored
-from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, Settings, find_ignored, note_ignored
+from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.model_request import (
     ModelRequest,
     RecordedText,
@@ -72,18 +72,12 @@ class _MessagesBody(msgspec.Struct):
     top_k: int | None = None
     output_config: _OutputConfig | None = None
     output_format: _OutputFormat | None = None
-    # Ignored, and noted
-    thinking: msgspec.Raw = NULL
-    context_management: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
     # Refused
     mcp_servers: list[msgspec.Raw] | None = None
     container: str | dict[str, msgspec.Raw] | None = None
 
 
-_SETTINGS: Mapping[str, tuple[bytes, ...]] = {"thinking": (), "context_management": (), "service_tier": ()}
-"""Ignored settings, with the values at which nothing is ignored."""
+_SETTINGS: Settings = {"thinking": (), "context_management": (), "service_tier": ()}
 _MEANINGLESS = ("metadata",)
 _NOTED_HEADERS = ("anthropic-beta",)
 
@@ -94,9 +88,8 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
     "tool": ToolMode.REQUIRED,
 }
 
-_decoder = BodyDecoder(_MessagesBody)
+_decoder = BodyDecoder(_MessagesBody, ignored=(*_SETTINGS, *_MEANINGLESS))
 _tool_decoder = msgspec.json.Decoder(_MessagesTool)
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse_request(
@@ -148,8 +141,7 @@ def parse_request(
         ignored=tuple(ignored),
         effort=None if effort is None else (_EFFORT, effort),
     )
-    calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages, tools, request.sampling, recall)
     return request
 
 
@@ -162,8 +154,7 @@ class _OfferedTools(NamedTuple):
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> _OfferedTools:
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
+    limits.require_tools(raws)
     tools: list[Json] = []
     deferred: dict[str, Json] = {}
     left_out: list[str] = []
@@ -209,9 +200,7 @@ def _read_schema(wire: _MessagesBody, limits: RequestLimits) -> str | None:
             "output_config.format: expected no tools beside a schema, whose answers call none",
             param="output_config.format",
         )
-    limits.require("schema_bytes", memoryview(wanted.schema).nbytes, "output_config.format")
-    schema = decode_json(_object_decoder, wanted.schema, "output_config.format.schema")
-    check_json(schema, "output_config.format", limits.json_depth)
+    schema = decode_schema(wanted.schema, limits, "output_config.format", "output_config.format.schema")
     return msgspec.json.encode(schema).decode()
 
 

@@ -11,15 +11,13 @@ import msgspec
 
 from harness.dialects.gemini_contents import sign
 from harness.dialects.gemini_request import ARRAY, COUNT, NAME, parse_request
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
-from harness.dialects.request_limits import RequestLimits
+from harness.dialects.model_request import AnswerHead, ModelAnswer, Said
 from harness.dialects.sse import event, text_pieces
 from harness.errors import HarnessError, PromptTooLong, RequestError
-from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
-from server_patch.repeat_terminate.envelope import signal
+from server_patch.repeat_terminate.signals import signal
 
 _FINISH_REASONS: Mapping[str | None, str] = {
     "stop": "STOP",
@@ -46,13 +44,11 @@ class Gemini:
     path = "/{version}/models/{model}:{method}"
     count_path = f"/{{version}}/models/{{model}}:{COUNT}"
     stored_path: str | None = None
+    parse = staticmethod(parse_request)
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """See `Dialect`. Clients append version and path to the address; gemini-cli reads the name of the model."""
         return {"GOOGLE_GEMINI_BASE_URL": session_url, "GEMINI_API_KEY": api_key, "GEMINI_MODEL": model}
-
-    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
         turn = answer.turn

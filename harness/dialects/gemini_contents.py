@@ -21,6 +21,7 @@ from harness.dialects.ignored import NULL
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import RecordedText, seal
 from harness.errors import MalformedRequest
+from harness.tokens.parsing import ToolCall
 from harness.types import Json, Message
 
 _SIDES = {"function": "user", "tool": "user"} | {role: role for role in ("model", "user", "system", "developer")}
@@ -143,8 +144,7 @@ def _read_reply(unit: ContentUnit, record: RecordedText) -> Message:
         message["tool_calls"] = []
     for where, call, call_id in calls:
         arguments = record.spell_arguments(call_id, call.args, f"{where}.functionCall.args")
-        function = {"name": call.name, "arguments": arguments}
-        message["tool_calls"].append({"id": call_id, "type": "function", "function": function})
+        message["tool_calls"].append(ToolCall(call.name, arguments).to_json(call_id))
     seals: set[str] = set()
     thoughts = [part.text for part in parts if part.text and part.thought]
     thoughts = thoughts or [record.unseal(_unsign(part.thought_signature or ""), seals, place) for part in parts]

@@ -11,8 +11,17 @@ import msgspec
 
 from harness.dialects.gemini_contents import WireContent, read_unit, units_of
 from harness.dialects.gemini_spelling import camel, json_schema, respell, snake
-from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
-from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.ignored import (
+    LONGEST_NOTE,
+    MOST_NOTED,
+    NULL,
+    REFUSED,
+    BodyDecoder,
+    Settings,
+    find_ignored,
+    note_ignored,
+)
+from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.model_request import (
     ModelRequest,
     RecordedText,
@@ -86,16 +95,13 @@ class _GeminiBody(msgspec.Struct, rename="camel"):
     tool_config: msgspec.Raw = NULL
     generation_config: msgspec.Raw = NULL
     generate_content_request: msgspec.Raw = NULL
-    # Ignored, and noted
-    safety_settings: msgspec.Raw = NULL
     # Served by the path
     model: msgspec.Raw = NULL
     # Refused
     cached_content: msgspec.Raw = NULL
 
 
-_SETTINGS: Mapping[str, tuple[bytes, ...]] = {"safety_settings": (b"[]",)}
-"""Ignored settings, with the values at which nothing is ignored."""
+_SETTINGS: Settings = {"safety_settings": (b"[]",)}
 _TOOL_MODES: Mapping[str, ToolMode] = {
     "MODE_UNSPECIFIED": ToolMode.AUTO,
     "AUTO": ToolMode.AUTO,
@@ -107,7 +113,7 @@ _CHOICE = "toolConfig.functionCallingConfig"
 _FUNCTIONS = "functionDeclarations"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_decoder = BodyDecoder(_GeminiBody, snake)
+_decoder = BodyDecoder(_GeminiBody, snake, _SETTINGS)
 _generation_decoder = BodyDecoder(_GenerationConfig, snake)
 _thinking_decoder = BodyDecoder(_ThinkingConfig, snake)
 _tool_config_decoder = BodyDecoder(_ToolConfig, snake)
@@ -115,7 +121,6 @@ _choice_decoder = BodyDecoder(_FunctionCalling, snake)
 _tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
 _function_decoder = msgspec.json.Decoder(_Declaration)
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def parse_request(
@@ -175,8 +180,7 @@ def parse_request(
         notes=TurnNotes(ignored=note_ignored(ignored), left_out=tuple(offer)[:MOST_NOTED]),
         ignored=tuple(ignored),
     )
-    calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages, tools, request.sampling, recall)
     return request
 
 
@@ -213,8 +217,7 @@ def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:
 
 def _group_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> dict[str, list[msgspec.Raw]]:
     """Return the declarations of functions, and under their own names the tools that only the vendor can run."""
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
+    limits.require_tools(raws)
     found: dict[str, list[msgspec.Raw]] = {}
     for number, raw in enumerate(raws):
         for name, value in decode_json(_tool_decoder, raw, f"tools[{number}]").items():
@@ -273,9 +276,7 @@ def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools:
     if raw == NULL:
         return '{"type":"object"}'
     param = "generationConfig.responseSchema"
-    limits.require("schema_bytes", memoryview(raw).nbytes, param)
-    schema = decode_json(_object_decoder, raw, param)
-    check_json(schema, param, limits.json_depth)
+    schema = decode_schema(raw, limits, param, param)
     return msgspec.json.encode(json_schema(schema) if raw is config.response_schema else schema).decode()
 
 

@@ -62,19 +62,26 @@ _NEUTRAL = {(name, value) for value, names in _AT_REST.items() for name in names
 """Values of refused fields that ask for nothing."""
 _NOTHING = ("[]", '""')
 
+Settings = Mapping[str, tuple[bytes, ...]]
+"""Ignored settings, with the values at which nothing is ignored."""
+
 _T = TypeVar("_T", bound=msgspec.Struct)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _value_decoder = msgspec.json.Decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):
-    """Decoder of an object that may have unknown fields. `spell` turns their names into those of `REFUSED`."""
+    """Decoder of an object that may have unknown fields. `spell` turns their names into those of `REFUSED`.
 
-    def __init__(self, body: type[_T], spell: Callable[[str], str] = str) -> None:
+    The `ignored` fields of `body`, of any kind, stay `msgspec.Raw`, for `find_ignored`.
+    """
+
+    def __init__(self, body: type[_T], spell: Callable[[str], str] = str, ignored: Iterable[str] = ()) -> None:
+        whole = msgspec.defstruct(body.__name__, [(name, msgspec.Raw, NULL) for name in ignored], bases=(body,))
+        self._tolerant: msgspec.json.Decoder[_T] = msgspec.json.Decoder(whole)
         # It refuses unknown fields. Nearly all bodies have none and are decoded once.
-        exact = msgspec.defstruct(body.__name__, (), bases=(body,), forbid_unknown_fields=True)
+        exact = msgspec.defstruct(body.__name__, (), bases=(whole,), forbid_unknown_fields=True)
         self._exact: msgspec.json.Decoder[_T] = msgspec.json.Decoder(exact)
-        self._tolerant = msgspec.json.Decoder(body)
         self._spell = spell
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
@@ -99,11 +106,11 @@ class BodyDecoder(Generic[_T]):
 
 
 def find_ignored(
-    wire: msgspec.Struct, settings: Mapping[str, tuple[bytes, ...]], others: Iterable[str], unknown: Iterable[str]
+    wire: msgspec.Struct, settings: Settings, others: Iterable[str], unknown: Iterable[str]
 ) -> dict[str, Any]:
     """Return the unserved fields that were sent, with their values; None for a possible secret.
 
-    `settings` and `others` name `msgspec.Raw` fields of `wire`; a setting lists the values at which nothing is ignored.
+    `settings` and `others` name `msgspec.Raw` fields of `wire`.
     """
     sent = {name: raw for name in settings if (raw := getattr(wire, name)) is not NULL}
     meant = {name: raw for name, each in sent.items() if (raw := bytes(each)) != b"null" and raw not in settings[name]}

@@ -9,11 +9,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from harness.dialects.request_limits import RequestLimits
 from harness.errors import MalformedRequest, OverLimit
 
 _T = TypeVar("_T")
 
 _INTEGERS = range(-(2**63), 2**64)
+
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw, within: str = "") -> _T:
@@ -28,6 +31,14 @@ def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw,
         raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedRequest(f"expected a JSON object, the body is not JSON: {error}") from error
+
+
+def decode_schema(raw: msgspec.Raw, limits: RequestLimits, param: str, within: str) -> dict[str, Any]:
+    """Decode the field `within`, the JSON schema of an answer. Raises `MalformedRequest`, or `OverLimit` on `param`."""
+    limits.require("schema_bytes", memoryview(raw).nbytes, param)
+    schema = decode_json(_object_decoder, raw, within)
+    check_json(schema, param, limits.json_depth)
+    return schema
 
 
 def check_bounds(param: str, value: float | None, low: float, high: float) -> None:

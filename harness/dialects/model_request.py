@@ -37,8 +37,6 @@ _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 class ToolMode(StrEnum):
-    """The model's freedom to call tools."""
-
     AUTO = "auto"
     NONE = "none"
     """Tool calls are not parsed; the output is content."""
@@ -127,8 +125,6 @@ class Streaming(msgspec.Struct, frozen=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """A client's request to the model."""
-
     dialect: str
     messages: Sequence[Message]
     """Messages; known ones may be read lazily. A slice is a tuple."""
@@ -252,7 +248,6 @@ class ModelAnswer(msgspec.Struct, frozen=True):
 def function_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, strict: bool | None = None
 ) -> Json:
-    """Return a tool in normal form with the stated fields."""
     # OpenAI's order: a template that writes tools as JSON shows the model what it was trained on.
     stated = {"name": name, "description": description, "parameters": parameters, "strict": strict}
     return {"type": "function", "function": {field: value for field, value in stated.items() if value is not None}}
@@ -295,12 +290,5 @@ def reply_message(parsed: ParsedOutput, call_id_prefix: str) -> Json:
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": f"{call_id_prefix}{i}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for i, call in enumerate(parsed.tool_calls)
-        ]
+        message["tool_calls"] = [call.to_json(f"{call_id_prefix}{i}") for i, call in enumerate(parsed.tool_calls)]
     return message

@@ -6,16 +6,14 @@ the recorded turn, so that an answer cut short by a drain never looks complete.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall
+from harness.dialects.model_request import AnswerHead, ModelAnswer, Said
 from harness.dialects.openai_chat_request import NAME, parse_request
-from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, raw_event, text_pieces
 from harness.errors import HarnessError, PromptTooLong, RequestError
-from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json, Message
-from server_patch.repeat_terminate.envelope import signal
+from server_patch.repeat_terminate.signals import signal
 
 DONE = raw_event(b"[DONE]")
 
@@ -32,6 +30,7 @@ class OpenAIChat:
     name = NAME
     path = "/v1/chat/completions"
     stored_path: str | None = None
+    parse = staticmethod(parse_request)
 
     def client_variables(self, session_url: str, api_key: str, model: str) -> dict[str, str]:
         """See `Dialect`. The SDKs, litellm and aider read these."""
@@ -42,9 +41,6 @@ class OpenAIChat:
             "OPENAI_MODEL": model,
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
         }
-
-    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        return parse_request(call, limits, history)
 
     def answer(self, answer: ModelAnswer) -> Json:
         """Return the `chat.completion` object. A retry's differs only in `top_logprobs`."""
@@ -95,7 +91,6 @@ class _ChatStream:
         self._said = Said()
 
     def keep_alive(self) -> bytes:
-        """Return a chunk with an empty delta."""
         # Without the role, which comes with the answer because clients join deltas.
         return self._chunk({})
 
@@ -129,7 +124,6 @@ def _message(reply: Message) -> Message:
 
 
 def base_url(session_url: str) -> str:
-    """Return the OpenAI base URL of the session."""
     return f"{session_url}/v1"
 
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.ignored import NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
-from harness.dialects.json_values import check_bounds, check_json, decode_json
+from harness.dialects.ignored import NULL, REFUSED, BodyDecoder, Settings, find_ignored, note_ignored
+from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.model_request import (
     ModelRequest,
     PartlyRead,
@@ -137,24 +137,14 @@ class _ChatBody(msgspec.Struct):
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    # Ignored, and noted
-    parallel_tool_calls: msgspec.Raw = NULL
-    verbosity: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
-    store: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
-    user: msgspec.Raw = NULL
-    safety_identifier: msgspec.Raw = NULL
-    prompt_cache_key: msgspec.Raw = NULL
 
 
-_SETTINGS: Mapping[str, tuple[bytes, ...]] = {
+_SETTINGS: Settings = {
     "parallel_tool_calls": (b"true",),
     "verbosity": (),
     "service_tier": (b'"auto"', b'"default"'),
     "store": (b"false",),
 }
-"""Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "user", "safety_identifier", "prompt_cache_key")
 
 _REFUSED_IN_MESSAGES: Mapping[str, str] = {
@@ -162,7 +152,7 @@ _REFUSED_IN_MESSAGES: Mapping[str, str] = {
     "audio": "nothing but text can be recorded",
     **dict.fromkeys(("prefix", "partial"), REFUSED["continue_final_message"]),
 }
-_decoder = BodyDecoder(_ChatBody)
+_decoder = BodyDecoder(_ChatBody, ignored=(*_SETTINGS, *_MEANINGLESS))
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -214,8 +204,7 @@ def parse_request(
         ignored=tuple(ignored),
         template_variables=variables,
     )
-    calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages, tools, request.sampling, recall)
     return request
 
 
@@ -310,27 +299,21 @@ def _read_reasoning(said: _WireMessage) -> str:
 
 
 def _read_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> tuple[Json, ...]:
-    limits.require("tools", len(raws), "tools")
-    limits.require("schema_bytes", sum(map(_size_bytes, raws)), "tools")
+    limits.require_tools(raws)
     tools = [decode_json(_tool_decoder, raw, f"tools[{i}]") for i, raw in enumerate(raws)]
-    names: set[str] = set()
-    formed: list[Json] = []
+    formed: dict[str, Json] = {}
     for i, tool in enumerate(tools):
-        if tool.function.name in names:
+        function = tool.function
+        if function.name in formed:
             field = f"tools[{i}].function.name"
             raise MalformedRequest(f"{field}: duplicate name", param=field)
-        names.add(tool.function.name)
-        formed.append(msgspec.to_builtins(tool))
         # A function may say more, such as `return`, which templates show.
         more = decode_json(_object_decoder, raws[i])["function"]
-        known = tool.function.__struct_fields__
-        formed[i]["function"] |= {name: value for name, value in more.items() if name not in known}
-        check_json(formed[i], "tools", limits.json_depth)
-    return tuple(formed)
-
-
-def _size_bytes(raw: msgspec.Raw) -> int:
-    return memoryview(raw).nbytes
+        stated = msgspec.to_builtins(function)
+        more = {name: value for name, value in more.items() if name not in function.__struct_fields__}
+        formed[function.name] = {"type": tool.type, "function": stated | more}
+        check_json(formed[function.name], "tools", limits.json_depth)
+    return tuple(formed.values())
 
 
 def _read_tool_name(wire: _ChatBody, tools: Sequence[Json]) -> str | None:
@@ -359,7 +342,5 @@ def _read_schema(wire: _ChatBody, limits: RequestLimits) -> str | None:
             "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
         )
     raw = wanted.json_schema.schema
-    limits.require("schema_bytes", _size_bytes(raw), "response_format")
-    schema = decode_json(_object_decoder, raw, "response_format.json_schema.schema")
-    check_json(schema, "response_format", limits.json_depth)
+    schema = decode_schema(raw, limits, "response_format", "response_format.json_schema.schema")
     return msgspec.json.encode(schema).decode()

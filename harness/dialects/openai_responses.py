@@ -7,14 +7,12 @@ ended.
 
 from collections.abc import Iterator
 
-from harness.dialects.model_request import AnswerHead, ModelAnswer, ModelRequest, Said, WireCall, seal
+from harness.dialects.model_request import AnswerHead, ModelAnswer, Said, seal
 from harness.dialects.openai_chat import OpenAIChat, logprob_entries
 from harness.dialects.openai_responses_request import ID_PREFIX, NAME, parse_request
 from harness.dialects.openai_responses_tools import call_item
-from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import event, text_pieces
 from harness.errors import HarnessError
-from harness.tokens.history import History
 from harness.tokens.parsing import Delta
 from harness.turn_ends import TURN_ENDS
 from harness.types import Json
@@ -38,9 +36,7 @@ class OpenAIResponses:
     stored_path: str | None = f"/v1/responses/{ID_PREFIX}{{response_id}}"
     client_variables = _CHAT.client_variables
     error_body = _CHAT.error_body
-
-    def parse(self, call: WireCall, limits: RequestLimits, history: History) -> ModelRequest:
-        return parse_request(call, limits, history)
+    parse = staticmethod(parse_request)
 
     def answer(self, answer: ModelAnswer) -> Json:
         """Return the `response` object, without the request's own fields."""
@@ -75,7 +71,6 @@ class _ResponsesStream:
 
     @property
     def has_told_id(self) -> bool:
-        """True after the first event, which has the id."""
         return bool(self._number)
 
     def keep_alive(self) -> bytes:

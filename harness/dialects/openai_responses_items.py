@@ -23,6 +23,7 @@ from harness.dialects.openai_responses_tools import (
     shell_arguments,
 )
 from harness.errors import MalformedRequest
+from harness.tokens.parsing import ToolCall
 from harness.types import Json, Message, Turn
 
 _Role = Literal["user", "assistant", "system", "developer"]
@@ -273,7 +274,7 @@ def _read_call(item: Item, record: RecordedText) -> Json:
             check_json(wire.action, f"{item.field}.action", record.limits.json_depth)
             form = CallForm(LOCAL_SHELL, LOCAL_SHELL)
             arguments = shell_arguments(wire.action)
-    return {"id": item.call_id, "type": "function", "function": {"name": form.function, "arguments": arguments}}
+    return ToolCall(form.function, arguments).to_json(item.call_id)
 
 
 def _read_reasoning(item: Item, record: RecordedText, seals: set[str]) -> str:

@@ -1,12 +1,12 @@
 """Requests of OpenAI Responses in the normal form. Fields that cannot be served are refused by name."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, find_ignored, note_ignored
-from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, Settings, find_ignored, note_ignored
+from harness.dialects.json_values import check_bounds, decode_schema
 from harness.dialects.model_request import ModelRequest, PartlyRead, RecordedText, Streaming, ToolMode, WireCall
 from harness.dialects.openai_responses_items import group_items, read_message
 from harness.dialects.openai_responses_tools import CALL_KINDS, CallForm, ToolList
@@ -60,16 +60,6 @@ class _ResponsesBody(msgspec.Struct):
     include: list[str] | None = None
     # Ignored, and noted
     reasoning: _Reasoning | None = None
-    parallel_tool_calls: msgspec.Raw = NULL
-    max_tool_calls: msgspec.Raw = NULL
-    service_tier: msgspec.Raw = NULL
-    truncation: msgspec.Raw = NULL
-    prompt_cache_key: msgspec.Raw = NULL
-    prompt_cache_retention: msgspec.Raw = NULL
-    metadata: msgspec.Raw = NULL
-    client_metadata: msgspec.Raw = NULL
-    user: msgspec.Raw = NULL
-    safety_identifier: msgspec.Raw = NULL
     # Served by what is done anyway
     stream_options: msgspec.Raw = NULL
     store: msgspec.Raw = NULL
@@ -82,7 +72,7 @@ class _ResponsesBody(msgspec.Struct):
     modalities: list[str] | None = None
 
 
-_SETTINGS: Mapping[str, tuple[bytes, ...]] = {
+_SETTINGS: Settings = {
     "parallel_tool_calls": (b"true",),
     "max_tool_calls": (),
     "service_tier": (),
@@ -90,11 +80,9 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
     "prompt_cache_key": (),
     "prompt_cache_retention": (),
 }
-"""Ignored settings, with the values at which nothing is ignored."""
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
-_decoder = BodyDecoder(_ResponsesBody)
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_decoder = BodyDecoder(_ResponsesBody, ignored=(*_SETTINGS, *_MEANINGLESS))
 
 
 def parse_request(
@@ -151,8 +139,7 @@ def parse_request(
         ignored=tuple(ignored),
         effort=None if effort is None else (_EFFORT, effort),
     )
-    calls = recall.prefixes[-1].calls if recall.prefixes else 0
-    limits.check(messages[recall.known :], tools, request.sampling, first=recall.known, calls_before=calls)
+    limits.check(messages, tools, request.sampling, recall)
     return request
 
 
@@ -179,9 +166,7 @@ def _refuse_unsupported(wire: _ResponsesBody) -> None:
         ("max_output_tokens", 1, 2**31 - 1),
     )
     for name, low, high in bounds:
-        value = getattr(wire, name)
-        if value is not None and not low <= value <= high:
-            raise MalformedRequest(f"{name}: expected {low}..{high}, got {value}", param=name)
+        check_bounds(name, getattr(wire, name), low, high)
 
 
 def _is_given(raw: msgspec.Raw) -> bool:
@@ -230,9 +215,7 @@ def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -
         return '{"type":"object"}'
     if not _is_given(wanted.schema):
         raise MalformedRequest("text.format.schema: expected beside type 'json_schema'", param="text.format.schema")
-    limits.require("schema_bytes", memoryview(wanted.schema).nbytes, "text.format.schema")
-    schema = decode_json(_object_decoder, wanted.schema, "text.format.schema")
-    check_json(schema, "text.format.schema", limits.json_depth)
+    schema = decode_schema(wanted.schema, limits, "text.format.schema", "text.format.schema")
     return msgspec.json.encode(schema).decode()
 
 

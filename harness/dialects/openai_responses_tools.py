@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from harness.dialects.json_values import check_json, decode_json
+from harness.dialects.model_request import function_tool
 from harness.dialects.request_limits import RequestLimits, utf8_bytes
 from harness.errors import MalformedRequest
 from harness.types import Json
@@ -56,9 +57,7 @@ class _ToolHead(msgspec.Struct):
     tools: list[msgspec.Raw] = msgspec.field(default_factory=list)
 
 
-class _Function(msgspec.Struct, omit_defaults=True):
-    # Fields in OpenAI's order: a template that writes a tool as JSON shows the model what it was trained on.
-    name: str
+class _Function(msgspec.Struct):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -127,7 +126,6 @@ class ToolList:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the functions offered to the model."""
         return list(self._offered)
 
     @property
@@ -148,17 +146,15 @@ def _function(offered: _Offered, limits: RequestLimits) -> Json:
     if form.kind == FUNCTION:
         function = decode_json(_function_decoder, raw, field)
         check_json(function.parameters, "tools", limits.json_depth)
-        function.name = form.function
-    elif form.kind == LOCAL_SHELL:
-        function = _Function(form.function, "Runs a command on the local machine.", _LOCAL_SHELL_PARAMETERS)
-    else:
-        custom = decode_json(_custom_decoder, raw, field)
-        wanted = custom.format
-        says = f"Text in this {wanted.syntax} grammar:\n{wanted.definition}" if wanted.definition else "Free text."
-        properties = {_INPUT: {"type": "string", "description": says}}
-        parameters = {"type": "object", "properties": properties, "required": [_INPUT]}
-        function = _Function(form.function, custom.description, parameters)
-    return {"type": "function", "function": msgspec.to_builtins(function)}
+        return function_tool(form.function, function.description, function.parameters, function.strict)
+    if form.kind == LOCAL_SHELL:
+        return function_tool(form.function, "Runs a command on the local machine.", _LOCAL_SHELL_PARAMETERS)
+    custom = decode_json(_custom_decoder, raw, field)
+    wanted = custom.format
+    says = f"Text in this {wanted.syntax} grammar:\n{wanted.definition}" if wanted.definition else "Free text."
+    properties = {_INPUT: {"type": "string", "description": says}}
+    parameters = {"type": "object", "properties": properties, "required": [_INPUT]}
+    return function_tool(form.function, custom.description, parameters)
 
 
 def call_item(call: Json, forms: Mapping[str, Sequence[str | None]], item_id: str) -> Json:
@@ -200,21 +196,22 @@ def shell_arguments(action: Json) -> str:
 
 def _only_input(arguments: str) -> str | None:
     """Return the text of a custom call; None if the arguments would not round-trip."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    text = value.get(_INPUT) if isinstance(value, dict) else None
+    text = _load_object(arguments).get(_INPUT)
     return text if isinstance(text, str) and custom_arguments("", text) == arguments else None
 
 
 def _shell_action(arguments: str) -> Json | None:
     """Return the action of a local shell call; None if the arguments would not round-trip."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(value.get("command"), list):
+    value = _load_object(arguments)
+    if not isinstance(value.get("command"), list):
         return None
     action = {"type": "exec", **value, "env": value.get("env") or {}}
     return action if isinstance(action["env"], dict) and shell_arguments(action) == arguments else None
+
+
+def _load_object(arguments: str) -> Json:
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -56,7 +56,6 @@ class NoiseRules:
         )
 
     def clean(self, head: Message) -> Message:
-        """Return the first message without noise."""
         end = self._end(head)
         return {**head, "content": head["content"][end:]} if end else head
 

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from harness.errors import OverLimit, ScenarioError
+from harness.tokens.history import NOTHING_RECALLED, Recall
 from harness.types import Json, Message, SamplingWishes
 
 _MIB: Final = 1 << 20
@@ -55,7 +56,6 @@ class RequestLimits:
     """Counted from the first byte."""
     body_seconds: int = 300
     sessions: int = 100_000
-    """Sessions held at one time."""
     calls: int = 256
     """Concurrent model calls of one session, including those that arrive or wait at the gate."""
     calls_bytes: int = 64 * _MIB
@@ -84,22 +84,26 @@ class RequestLimits:
                 param=param,
             )
 
+    def require_tools(self, raws: Sequence[msgspec.Raw]) -> None:
+        """Raise `OverLimit` for too many or too large tools, as sent."""
+        self.require("tools", len(raws), "tools")
+        self.require("schema_bytes", sum(memoryview(raw).nbytes for raw in raws), "tools")
+
     def check(
         self,
         messages: Sequence[Message],
         tools: Sequence[Json],
         wishes: SamplingWishes,
-        *,
-        first: int = 0,
-        calls_before: int = 0,
+        recall: Recall = NOTHING_RECALLED,
     ) -> None:
-        """Raise `OverLimit` if a request exceeds a limit. `first` messages and `calls_before` were checked before."""
+        """Raise `OverLimit` if a request exceeds a limit. The messages in `recall` were checked before."""
         self.require("messages", len(messages), "messages")
-        calls = sum(len(message.get("tool_calls") or ()) for message in messages)
-        self.require("messages", calls_before + calls, "tool_calls")
+        new = messages[recall.known :]
+        calls = recall.prefixes[-1].calls if recall.prefixes else 0
+        self.require("messages", calls + sum(len(message.get("tool_calls") or ()) for message in new), "tool_calls")
         self.require("tools", len(tools), "tools")
         self.require("schema_bytes", len(msgspec.json.encode(tools)) if tools else 0, "tools")
-        for i, message in enumerate(messages, start=first):
+        for i, message in enumerate(new, start=recall.known):
             for call in message.get("tool_calls") or ():
                 size_bytes = utf8_bytes(call["function"]["arguments"])
                 self.require("arguments_bytes", size_bytes, f"messages[{i}].tool_calls")
@@ -133,5 +137,4 @@ def read_limits(settings: Sequence[str]) -> RequestLimits:
 
 
 def utf8_bytes(text: str) -> int:
-    """Return the length of `text` in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())

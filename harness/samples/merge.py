@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from harness.samples.delivery import Branch, DeliveryPlan, weigh
 from harness.samples.proximal import staleness
-from harness.samples.versions import NOT_SAMPLED, Versions, expand_spans, updates_inside
+from harness.samples.versions import NOT_SAMPLED, expand_spans, updates_inside
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import SampleRows
 from harness.top_logprobs import TopLogprobs
@@ -51,7 +51,7 @@ def _build(
     tokens = np.concatenate([part for turn in turns for part in (turn.context_ids, turn.output_ids)])
     start = turns[0].context_ids.size
     labels = [span.version for turn in turns for span in turn.version_spans]
-    columns = _columns(turns, masked, tokens.size).behind(start)
+    columns = _columns(turns, masked, tokens.size, start)
     stamped = _stamp(metadata, branch, columns, live)
     begins = [turn.prompt_length - start for turn in turns]
     stamped["spans"] = [[at, at + int(turn.output_ids.size)] for at, turn in zip(begins, turns, strict=True)]
@@ -69,17 +69,13 @@ def _build(
     return Sample(
         tokens=as_ids(tokens),
         response_length=tokens.size - start,
-        loss_mask=columns.mask,
-        rollout_log_probs=columns.logprobs,
         status=SampleStatus(turns[-1].status),
         weight_versions=tuple(label for label, _ in groupby(labels)),
-        behavior_versions=columns.versions,
-        proximal_logprobs=columns.proximal_logprobs,
-        proximal_versions=columns.proximal_versions,
         repeat_terminated=int(turns[-1].repeat_terminated),
         metadata=stamped,
         routed_experts=rows,
         sampling_mask=masks,
+        **columns,
     )
 
 
@@ -109,47 +105,30 @@ def _tops(turns: Sequence[Turn]) -> dict[str, TopLogprobs]:
     return TopLogprobs.join(parts, [each.size for turn in turns for each in (turn.context_ids, turn.output_ids)])
 
 
-class _Columns(NamedTuple):
-    mask: np.ndarray[Any, np.dtype[np.uint8]]
-    logprobs: Logprobs
-    versions: Versions
-    proximal_logprobs: Logprobs
-    proximal_versions: Versions
-
-    def behind(self, start: int) -> "_Columns":
-        return _Columns(
-            self.mask[start:],
-            as_logprobs(self.logprobs[start:]),
-            as_ids(self.versions[start:]),
-            as_logprobs(self.proximal_logprobs[start:]),
-            as_ids(self.proximal_versions[start:]),
-        )
-
-
-def _columns(turns: Sequence[Turn], masked: Set[int], size: int) -> _Columns:
-    """Join context (never sampled) and output of the turns. Those in `masked` are not trained."""
-    columns = _Columns(
-        np.zeros(size, dtype=np.uint8),
-        np.zeros(size, dtype=np.float32),
-        np.full(size, NOT_SAMPLED, dtype=np.int32),
-        np.zeros(size, dtype=np.float32),
-        np.full(size, NOT_SAMPLED, dtype=np.int32),
-    )
+def _columns(turns: Sequence[Turn], masked: Set[int], size: int, start: int) -> dict[str, Any]:
+    """Return the columns of the tokens from `start` on, by field: context, never sampled, and output of the turns."""
+    mask = np.zeros(size, dtype=np.uint8)
+    logprobs, proximal_logprobs = np.zeros((2, size), dtype=np.float32)
+    versions, proximal_versions = np.full((2, size), NOT_SAMPLED, dtype=np.int32)
     end = 0
     for turn in turns:
-        start, end = end + turn.context_ids.size, end + turn.context_ids.size + turn.output_ids.size
-        versions = expand_spans(turn.version_spans, end - start)
-        columns.mask[start : start + turn.masked_from] = turn.index not in masked
-        columns.logprobs[start:end] = turn.logprobs
-        columns.versions[start:end] = versions
-        columns.proximal_logprobs[start:end] = (
-            turn.logprobs if turn.proximal_logprobs is None else turn.proximal_logprobs
-        )
-        columns.proximal_versions[start:end] = versions if turn.proximal_versions is None else turn.proximal_versions
-    return columns
+        begin, end = end + turn.context_ids.size, end + turn.context_ids.size + turn.output_ids.size
+        own = slice(begin, end)
+        mask[begin : begin + turn.masked_from] = turn.index not in masked
+        logprobs[own] = turn.logprobs
+        versions[own] = expand_spans(turn.version_spans, end - begin)
+        proximal_logprobs[own] = turn.logprobs if turn.proximal_logprobs is None else turn.proximal_logprobs
+        proximal_versions[own] = versions[own] if turn.proximal_versions is None else turn.proximal_versions
+    return {
+        "loss_mask": mask[start:],
+        "rollout_log_probs": as_logprobs(logprobs[start:]),
+        "behavior_versions": as_ids(versions[start:]),
+        "proximal_logprobs": as_logprobs(proximal_logprobs[start:]),
+        "proximal_versions": as_ids(proximal_versions[start:]),
+    }
 
 
-def _stamp(metadata: Mapping[str, Any], branch: Branch, columns: _Columns, live: int | None) -> dict[str, Any]:
+def _stamp(metadata: Mapping[str, Any], branch: Branch, columns: Mapping[str, Any], live: int | None) -> dict[str, Any]:
     last = branch.kept[-1]
     stamped = {**metadata, "turns": [turn.index for turn in branch.kept], "end": str(last.end)}
     if last.notes.error:
@@ -165,5 +144,5 @@ def _stamp(metadata: Mapping[str, Any], branch: Branch, columns: _Columns, live:
     updates = updates_inside(branch.kept)
     if updates:
         stamped["weight_updates"] = updates
-    stale = staleness(columns.versions, columns.proximal_versions, live)
+    stale = staleness(columns["behavior_versions"], columns["proximal_versions"], live)
     return stamped if stale is None else {**stamped, "staleness": stale.to_json()}

@@ -4,8 +4,8 @@ Attention must not cross a border: a learner passes `cu_seqlens` to its kernel, 
 stay at the token that they describe.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Self
@@ -22,7 +22,7 @@ from harness.top_logprobs import TopLogprobs
 Positions = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Pack(TokenColumns):
     """n tokens of k whole segments."""
 
@@ -34,12 +34,6 @@ class Pack(TokenColumns):
     """int32 [rows, n]: index of each token in its segment."""
     numbers: npt.NDArray[np.int64]
     """int64 [k]: segment indices in the packing input."""
-    sampling_mask: SampleMasks | None = None
-    """Candidates of each token, if a segment has some: logprobs of those tokens are over them."""
-    routed_experts: SampleRows | None = None
-    """Rows of all n tokens, if a segment has some."""
-    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
-    """Most likely tokens by teachers to train on, one row per token."""
 
     @classmethod
     def of(cls, segments: Sequence[Segment], numbers: Sequence[int], position_rows: int = 1) -> Self:
@@ -73,16 +67,7 @@ class Pack(TokenColumns):
         return np.flatnonzero(self.loss_mask) - 1
 
     def segments(self) -> list[Segment]:
-        masks, rows = self.sampling_mask, self.routed_experts
-        return [
-            Segment(
-                **{name: getattr(self, name)[start:end] for name in COLUMNS},
-                sampling_mask=None if masks is None else masks.part(start, end),
-                routed_experts=None if rows is None else rows.between(start, end),
-                teacher_tops={name: top.part(start, end) for name, top in self.teacher_tops.items()},
-            )
-            for start, end in pairwise(self.cu_seqlens.tolist())
-        ]
+        return [Segment(**self.between(start, end)) for start, end in pairwise(self.cu_seqlens.tolist())]
 
     def digest(self) -> str:
         """Return the blake2b-128 of borders and columns in hex."""

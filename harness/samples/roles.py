@@ -309,7 +309,6 @@ def _place_contexts(contexts: Sequence[_Context], main: _Context) -> list[_Line]
 
 
 def _place(context: _Context, main: _Context, seen: "_Seen") -> CallRole:
-    """Return the role of one context by the first matching row."""
     waiting = min(context.waits, default=None)
     last = context.turns[-1].index
     has_several = len(context.turns) > 1

@@ -22,7 +22,7 @@ from harness.types import Logprobs, Sample, TokenIds
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
-    """Per-token columns, shape [n], read-only."""
+    """Columns of n tokens, shape [n], read-only."""
 
     ids: TokenIds
     loss_mask: npt.NDArray[np.uint8]
@@ -35,6 +35,21 @@ class TokenColumns:
     behavior_versions: Versions
     """`NOT_SAMPLED` (-1) if no policy sampled the token."""
     proximal_versions: Versions
+    sampling_mask: SampleMasks | None = None
+    """Candidates of the tokens, whose logprobs are over them; the last tokens of a segment may have none."""
+    routed_experts: SampleRows | None = None
+    """Rows of the tokens; the last ones of a segment may have none."""
+    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
+    """Most likely tokens by teachers to train on; the last tokens of a segment may have none."""
+
+    def between(self, start: int, stop: int) -> dict[str, Any]:
+        """Return all columns of the tokens `start..stop` (end exclusive), by field."""
+        masks, rows = self.sampling_mask, self.routed_experts
+        return {name: getattr(self, name)[start:stop] for name in COLUMNS} | {
+            "sampling_mask": None if masks is None else masks.part(start, stop),
+            "routed_experts": None if rows is None else rows.between(start, stop),
+            "teacher_tops": {name: top.part(start, stop) for name, top in self.teacher_tops.items()},
+        }
 
 
 _DTYPES: Mapping[str, npt.DTypeLike] = {
@@ -47,7 +62,7 @@ _DTYPES: Mapping[str, npt.DTypeLike] = {
     "proximal_versions": np.int32,
 }
 
-COLUMNS = tuple(column.name for column in fields(TokenColumns))
+COLUMNS = tuple(_DTYPES)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,13 +72,6 @@ class Segment(TokenColumns):
     Accepts other dtypes if no value changes. Raises `SegmentError` for unequal lengths, values that are not finite or
     do not fit, no tokens, a trained first token, or proximal values of neither the next version nor the behavior.
     """
-
-    sampling_mask: SampleMasks | None = None
-    """Candidates of the first tokens; later ones have none."""
-    routed_experts: SampleRows | None = None
-    """Rows of the first tokens; later ones have none."""
-    teacher_tops: Mapping[str, TopLogprobs] = field(default_factory=dict)
-    """Most likely tokens by teachers to train on, for the first tokens."""
 
     def __post_init__(self) -> None:
         for name, dtype in _DTYPES.items():
@@ -139,11 +147,7 @@ class Segment(TokenColumns):
 
     def first(self, tokens: int) -> Self:
         # Safe to cut: every value was computed from the tokens before it alone.
-        masks = None if self.sampling_mask is None else self.sampling_mask.part(0, tokens)
-        rows = None if self.routed_experts is None else self.routed_experts.first(tokens)
-        columns = {name: getattr(self, name)[:tokens] for name in COLUMNS}
-        tops = {name: top.part(0, tokens) for name, top in self.teacher_tops.items()}
-        return replace(self, **columns, sampling_mask=masks, routed_experts=rows, teacher_tops=tops)
+        return replace(self, **self.between(0, tokens))
 
 
 class TooLong(StrEnum):

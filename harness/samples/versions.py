@@ -99,7 +99,6 @@ def unsettled_label(label: str) -> str:
 
 
 def is_unsettled(label: str) -> bool:
-    """Return True if the weights of `label` are partly updated."""
     return label.startswith(_UNSETTLED)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from harness.tokens.parsing import ToolCall
 from harness.types import Json, Message
 
 TEXTS = (
@@ -38,6 +39,11 @@ _STEPS = (
     ("1 call", ("tool", "user")),
     ("2 calls", ("tool", "tool")),
 )
+
+_PROPERTIES = {"country": {"type": "string"}, "population": {"type": "integer"}}
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": ["country"]}
+_FIND_CITY = {"name": "find_city", "description": "Finds a city.", "parameters": _PARAMETERS}
+TOOLS: tuple[Json, ...] = ({"type": "function", "function": _FIND_CITY},)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,7 @@ def exchange(roles: Sequence[str], new: int, texts: Sequence[str], has_tools: bo
         elif "call" in role:
             caller = position
             arguments = [f'{{"country": "France", "population":  {i + 1}}}' for i in range(int(role.split()[0]))]
-            calls = [
-                {"id": f"call_{position}_{i}", "type": "function", "function": {"name": "find_city", "arguments": each}}
-                for i, each in enumerate(arguments)
-            ]
+            calls = [ToolCall("find_city", each).to_json(f"call_{position}_{i}") for i, each in enumerate(arguments)]
             messages.append({"role": "assistant", "content": "", "tool_calls": calls})
         elif role == "tool":
             call_id = f"call_{caller}_{position - caller - 1}"
@@ -98,19 +101,3 @@ def exchange(roles: Sequence[str], new: int, texts: Sequence[str], has_tools: bo
     sampled = len(roles) - new - 1
     tools = TOOLS if has_tools else ()
     return Exchange(tuple(messages[:sampled]), messages[sampled], tuple(messages[sampled + 1 :]), tools)
-
-
-TOOLS: tuple[Json, ...] = (
-    {
-        "type": "function",
-        "function": {
-            "name": "find_city",
-            "description": "Finds a city.",
-            "parameters": {
-                "type": "object",
-                "properties": {"country": {"type": "string"}, "population": {"type": "integer"}},
-                "required": ["country"],
-            },
-        },
-    },
-)

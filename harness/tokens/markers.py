@@ -42,7 +42,6 @@ class GuardedMessages:
         return bool(self._placeholders)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of text rendered from these messages."""
         if not self._placeholders:
             return self._tokenizer.encode(text)
         ids: list[int] = []

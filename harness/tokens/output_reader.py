@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
 from harness.tokens.outputs.reasoning import THINK, THOUGHT, ReasoningSplit
-from harness.tokens.parsing import CallSyntax, ParsedOutput, TextReader
+from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
@@ -32,6 +33,29 @@ def call_syntax_of(template_source: str) -> CallSyntax:
     return next(fitting, Hermes)()
 
 
+class Unread(CallSyntax):
+    """Calls in an unknown syntax with a marker of their own: recognized, and malformed content."""
+
+    name = "unread"
+
+    def __init__(self, marker: str) -> None:
+        self._marker = marker
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return (self._marker,)
+
+    def beginning(self, name: str | None) -> tuple[str, str]:
+        """Raise `MalformedRequest`."""
+        raise MalformedRequest(
+            "tool_choice: expected 'auto' or 'none', the server cannot read the tool calls of this model's template",
+            param="tool_choice",
+        )
+
+    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
+        return as_malformed(pieces)
+
+
 class OutputReader:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
         self.syntax = syntax
@@ -48,21 +72,20 @@ class OutputReader:
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Return the parts of a whole output. Without `tools` nothing is a call."""
         stops = () if output.stop is None else (output.stop,)
-        stream = self.open(output.context_ids, output.forced_ids, tools, stops)
+        stream = self.open(output, tools, stops)
         stream.push(output.ids)
         return stream.end(output.stop)
 
     def open(
         self,
-        context_ids: Sequence[int],
-        forced_ids: Sequence[int],
+        output: SampledOutput,
         tools: Sequence[Json],
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
         split = None
         if self._think_id is not None:
-            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(context_ids))
+            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(output.context_ids))
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,
@@ -72,8 +95,8 @@ class OutputReader:
             silent_ids=self._silent_ids,
             stop_ids=stop_ids,
         )
-        if forced_ids:
-            stream.begin(forced_ids)
+        if output.forced_ids:
+            stream.begin(output.forced_ids)
         return stream
 
     def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:

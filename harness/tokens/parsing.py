@@ -31,11 +31,13 @@ class ToolCall:
     name: str
     arguments: str
 
+    def to_json(self, call_id: str) -> Json:
+        """Return the call as chat messages have it."""
+        return {"id": call_id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedOutput:
-    """Parts of an output that an agent reads."""
-
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     malformed: bool = False
@@ -57,8 +59,6 @@ class CallReader(Protocol):
 
 
 class CallSyntax(Protocol):
-    """Tool call syntax of a model family."""
-
     frames_answers: bool = False
     """True if answers without a call have markers, too."""
 

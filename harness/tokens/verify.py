@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from os.path import commonprefix
 
 from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput, SampledTurn
@@ -152,7 +153,6 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
 
 
 def check_guarded(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
-    """Check `Property.GUARDED` in prompts and delimiters."""
     text = family.hostile_words()  # in every message but the assistant's
     hostile = replace(case, prior=_with_content(case.prior, text), new=_with_content(case.new, text))
     harmless = replace(case, prior=_with_content(case.prior, "word"), new=_with_content(case.new, "word"))
@@ -213,10 +213,8 @@ CHECKS: dict[Property, Check] = {
 }
 
 
-def _extension(
-    family: FamilyUnderTest, case: Exchange, output: Sequence[int], prompt: Sequence[int] | None = None
-) -> list[int]:
-    context = family.prompt_ids(case)[-64:] if prompt is None else prompt
+def _extension(family: FamilyUnderTest, case: Exchange, output: Sequence[int]) -> list[int]:
+    context = family.prompt_ids(case)[-64:]
     ids = family.chat.extend_ids(
         SampledTurn(case.reply, output, context, case.opens_with_system, case.after_tools), case.new, case.tools
     )
@@ -241,8 +239,6 @@ def _with_content(messages: Sequence[Message], text: str) -> tuple[Message, ...]
 def _compare(case: Exchange, expected: str, seen: str) -> Mismatch | None:
     if expected == seen:
         return None
-    same = next(
-        (i for i, (a, b) in enumerate(zip(expected, seen, strict=False)) if a != b), min(len(expected), len(seen))
-    )
+    same = len(commonprefix([expected, seen]))  # noqa: RUF071  # of characters
     begin = max(0, same - 20)
     return Mismatch(str(case), expected[begin : same + 40], seen[begin : same + 40])

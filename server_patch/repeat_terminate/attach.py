@@ -53,11 +53,17 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
         raise NotAttached(f"{where.lstrip('.')} did not take the patch")
 
 
-def learn_object_keys(guard: Guard, tokenizer: Any) -> None:
-    """Encode the object key with the server's tokenizer; exit without one."""
-    if tokenizer is None:
-        _refuse("max_object_keys needs the server's tokenizer, and this server runs without one; set it to null")
-    guard.object_key_ids = tokenizer.encode(OBJECT_KEY_TEXT, add_special_tokens=False)
+def learning_object_keys(guard: Guard, tokenizer_of: Callable[[Any], Any]) -> Callable[..., None]:
+    """Return a wrapper of a scheduler's `__init__` that encodes the object key, and exits without a tokenizer."""
+
+    def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scheduler, *args, **kwargs)
+        tokenizer = tokenizer_of(scheduler)
+        if tokenizer is None:
+            _refuse("max_object_keys needs the server's tokenizer, and this server runs without one; set it to null")
+        guard.object_key_ids = tokenizer.encode(OBJECT_KEY_TEXT, add_special_tokens=False)
+
+    return learning
 
 
 def _refuse(reason: str) -> NoReturn:

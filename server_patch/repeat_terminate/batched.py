@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from server_patch.repeat_terminate.config import RepeatTerminateConfig
-from server_patch.repeat_terminate.detector import Rule, counted_key_ids
-from server_patch.repeat_terminate.key_automaton import key_transitions
+from server_patch.repeat_terminate.detector import Rule, counted_key_ids, key_transitions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,13 +64,6 @@ class BatchedRepeatDetector:
     def retire(self, rows: "Tensor") -> None:
         """Retire rows, bool [rows], that ended by themselves."""
         self.codes.masked_fill_(rows & (self.codes == 0), RETIRED)
-
-    def reset(self, rows: "Tensor") -> None:
-        """Start new sequences in rows, bool [rows]."""
-        for state in (self._lengths, self._runs, self._matched, self._keys, self._key_states, self.codes):
-            state.masked_fill_(rows, 0)
-        self._last.masked_fill_(rows, _NO_TOKEN)
-        self._window.masked_fill_(rows, _NO_TOKEN)
 
     def _count_keys(self, tokens: "Tensor") -> None:
         if self._key_table.size:

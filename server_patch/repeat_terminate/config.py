@@ -107,16 +107,13 @@ def _travelled(environ: Mapping[str, str]) -> Mapping[str, Any]:
     text, path = environ.get(CONFIG_JSON), environ.get(CONFIG_JSON_PATH)
     if text and path:
         raise ConfigError(f"{CONFIG_JSON} and {CONFIG_JSON_PATH} are both set; set one of them")
-    if path:
-        return _decoded(_read(path), f"{CONFIG_JSON_PATH} ({path})")
-    return _decoded(text, CONFIG_JSON) if text else {}
-
-
-def _read(path: str) -> str:
+    if not path:
+        return _decoded(text, CONFIG_JSON) if text else {}
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{CONFIG_JSON_PATH}: expected a readable file with JSON, got {path}: {error}") from error
+    return _decoded(text, f"{CONFIG_JSON_PATH} ({path})")
 
 
 def _decoded(text: str, source: str) -> Mapping[str, Any]:

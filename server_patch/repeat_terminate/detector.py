@@ -7,13 +7,20 @@ has held for n*(r-1) tokens in a row. The engine ends the sequence; a token that
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from server_patch.repeat_terminate.columns import columns_of
 from server_patch.repeat_terminate.config import OBJECT_KEY_TEXT, ConfigError, RepeatTerminateConfig
-from server_patch.repeat_terminate.key_automaton import key_transitions
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 _MANY = 256
 """Length from which counting at once is faster."""
+
+Transitions = tuple[dict[int, int], ...]
+"""Next state by token, per state; others lead to 0."""
 
 
 class Rule(StrEnum):
@@ -87,7 +94,7 @@ class RepeatDetector:
 
     def _push_many(self, tokens: Sequence[int]) -> int | None:
         config = self._config
-        counted = columns_of(tokens, len(self._window), self._key_ids)
+        counted = _columns_of(tokens, len(self._window), self._key_ids)
         trips = counted.runs < 0  # none
         if config.max_object_keys is not None:
             trips |= counted.keys >= config.max_object_keys
@@ -144,3 +151,58 @@ def counted_key_ids(config: RepeatTerminateConfig, object_key_ids: Sequence[int]
             " encode that text with the model's tokenizer, without special tokens"
         )
     return tuple(object_key_ids)
+
+
+@lru_cache(maxsize=64)
+def key_transitions(key_ids: tuple[int, ...]) -> Transitions:
+    """Build the automaton that finds `key_ids` (Knuth-Morris-Pratt); its last state marks an occurrence."""
+    return tuple(_row(key_ids, state) for state in range(len(key_ids) + 1)) if key_ids else ()
+
+
+def _row(key_ids: tuple[int, ...], state: int) -> dict[int, int]:
+    seen = key_ids[:state]
+    return {token: _longest_border(key_ids, (*seen, token)) for token in set(key_ids)}
+
+
+def _longest_border(key_ids: tuple[int, ...], seen: Sequence[int]) -> int:
+    longest = min(len(key_ids), len(seen))
+    return next((n for n in range(longest, 0, -1) if tuple(seen[-n:]) == key_ids[:n]), 0)
+
+
+class _Columns(NamedTuple):
+    """Element t is the counter after token t."""
+
+    runs: "npt.NDArray[np.int64]"
+    """Equal tokens in a row."""
+    matches: "npt.NDArray[np.int64]"
+    """Tokens in a row equal to the one `ngram_size` before."""
+    keys: "npt.NDArray[np.int64]"
+    """Occurrences of the object key so far."""
+
+
+def _columns_of(tokens: Sequence[int], ngram_size: int, key_ids: Sequence[int]) -> _Columns:
+    # All at once: Python would cost microseconds per token in the scheduler, for each sequence that continues after an
+    # update. Disabled counters stay 0.
+    import numpy as np  # every engine has it; short sequences do without
+
+    ids = np.asarray(tokens, dtype=np.int64)
+    is_repeated = np.zeros(ids.size, dtype=bool)
+    is_repeated[1:] = ids[1:] == ids[:-1]
+    is_match = np.zeros(ids.size, dtype=bool)
+    if ngram_size:
+        is_match[ngram_size:] = ids[ngram_size:] == ids[:-ngram_size]
+    ends_key = np.zeros(ids.size, dtype=bool)
+    if 0 < len(key_ids) <= ids.size:
+        starts = ids.size - len(key_ids) + 1
+        ends_key[len(key_ids) - 1 :] = np.logical_and.reduce(
+            [ids[i : i + starts] == key_id for i, key_id in enumerate(key_ids)]
+        )
+    return _Columns(1 + _in_a_row(is_repeated), _in_a_row(is_match), np.cumsum(ends_key, dtype=np.int64))
+
+
+def _in_a_row(holds: Any) -> Any:
+    import numpy as np
+
+    # Distance to the last element where `holds` is false.
+    index = np.arange(holds.size, dtype=np.int64)
+    return index - np.maximum.accumulate(np.where(holds, -1, index)) if holds.size else index

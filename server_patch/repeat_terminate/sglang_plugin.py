@@ -5,11 +5,12 @@ stand. Else the request ends with `type` `length`, which any client reads as tru
 reasons of watched requests carry `repeat_terminate` 0 or 1; beam search is not watched. Fits SGLang 0.5.23.
 """
 
+from operator import attrgetter
 from typing import Any
 
-from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learn_object_keys, wrap
+from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
-from server_patch.repeat_terminate.watch import Guard, Watch
+from server_patch.repeat_terminate.watch import Guard
 
 
 def register() -> None:
@@ -29,7 +30,7 @@ def _patch(guard: Guard) -> None:
     if guard.config.max_object_keys is not None:
         from sglang.srt.managers.scheduler import Scheduler
 
-        wrap(Scheduler, "__init__", _learning(guard))
+        wrap(Scheduler, "__init__", learning_object_keys(guard, attrgetter("tokenizer")))
 
 
 class FinishHook:
@@ -46,7 +47,7 @@ class FinishHook:
             self._decide(request)
 
     def _decide(self, request: Any) -> None:
-        watch = self._watch(request)
+        watch = self._guard.watch_of(request, request.origin_input_ids, request.sampling_params.custom_params)
         hit = watch.hit(request.output_ids)
         if hit is not None and self._comes_first(hit, request):
             self._end(request, hit, {MARK: 1, "matched": SGLANG_MATCHED})
@@ -54,13 +55,6 @@ class FinishHook:
             self._end(request, 1, {MARK: 0, PROBE: self._guard.digest})
         elif request.finished_reason is not None:
             setattr(request.finished_reason, MARK, {MARK: 0})
-
-    def _watch(self, request: Any) -> Watch:
-        watch: Watch | None = getattr(request, MARK, None)
-        if watch is None:
-            watch = self._guard.watch(request.origin_input_ids, request.sampling_params.custom_params)
-            setattr(request, MARK, watch)
-        return watch
 
     def _comes_first(self, hit: int, request: Any) -> bool:
         # An end of SGLang's own at a later token of the same step loses to the guard.
@@ -78,11 +72,3 @@ class FinishHook:
 def marked(original: Any, reason: Any) -> dict[str, Any]:
     told: dict[str, Any] = original(reason)
     return told | getattr(reason, MARK, {})
-
-
-def _learning(guard: Guard) -> Any:
-    def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        original(scheduler, *args, **kwargs)
-        learn_object_keys(guard, scheduler.tokenizer)
-
-    return learning

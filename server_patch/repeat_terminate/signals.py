@@ -8,6 +8,7 @@ token and report the configuration. SGLang answers in `finish_reason`, with `rep
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 MARK = "repeat_terminate"
 """SGLang's key of the 0 or 1, vLLM's stop reason."""
@@ -41,3 +42,8 @@ def prefix_length(arguments: object, prompt_length: int) -> int:
 
 def is_probe(arguments: object) -> bool:
     return isinstance(arguments, Mapping) and bool(arguments.get(PROBE))
+
+
+def signal(*, triggered: bool) -> dict[str, Any]:
+    """Return what stands beside a response: `{"harness": {"repeat_terminate_triggered": 0|1}}`."""
+    return {"harness": {"repeat_terminate_triggered": int(triggered)}}

@@ -7,9 +7,9 @@ matched later, in the API server. Fits vLLM 0.32.
 
 from typing import Any
 
-from server_patch.repeat_terminate.attach import attach_guard, learn_object_keys, wrap
+from server_patch.repeat_terminate.attach import attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.signals import MARK, probe_answer
-from server_patch.repeat_terminate.watch import Guard, Watch
+from server_patch.repeat_terminate.watch import Guard
 
 
 def register() -> None:
@@ -24,7 +24,7 @@ def _patch(guard: Guard) -> None:
     # The name in `scheduler` is the one that is called; `sched.utils` only defines it.
     wrap(scheduler, "check_stop", StopHook(guard, RequestStatus.FINISHED_REPETITION))
     if guard.config.max_object_keys is not None:
-        wrap(scheduler.Scheduler, "__init__", _learning(guard))
+        wrap(scheduler.Scheduler, "__init__", learning_object_keys(guard, _tokenizer_of))
 
 
 class StopHook:
@@ -35,19 +35,12 @@ class StopHook:
         self._repetition = repetition
 
     def __call__(self, original: Any, request: Any, *args: Any, **kwargs: Any) -> bool:
-        watch = self._watch(request)
+        watch = self._guard.watch_of(request, request.prompt_token_ids, request.sampling_params.extra_args)
         if watch.is_probe:
             return self._end(request, probe_answer(self._guard.digest))
         if original(request, *args, **kwargs):
             return True
         return watch.hit(request.output_token_ids) is not None and self._end(request, MARK)
-
-    def _watch(self, request: Any) -> Watch:
-        watch: Watch | None = getattr(request, MARK, None)
-        if watch is None:
-            watch = self._guard.watch(request.prompt_token_ids, request.sampling_params.extra_args)
-            setattr(request, MARK, watch)
-        return watch
 
     def _end(self, request: Any, reason: str) -> bool:
         request.status = self._repetition
@@ -55,11 +48,7 @@ class StopHook:
         return True
 
 
-def _learning(guard: Guard) -> Any:
-    def learning(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        from vllm.tokenizers import cached_tokenizer_from_config
+def _tokenizer_of(scheduler: Any) -> Any:
+    from vllm.tokenizers import cached_tokenizer_from_config
 
-        original(scheduler, *args, **kwargs)
-        learn_object_keys(guard, cached_tokenizer_from_config(scheduler.vllm_config.model_config))
-
-    return learning
+    return cached_tokenizer_from_config(scheduler.vllm_config.model_config)

@@ -5,10 +5,11 @@ It counts what it has seen, so speculative decoding and preemption neither skip 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from server_patch.repeat_terminate.config import RepeatTerminateConfig
 from server_patch.repeat_terminate.detector import RepeatDetector
-from server_patch.repeat_terminate.signals import is_probe, prefix_length
+from server_patch.repeat_terminate.signals import MARK, is_probe, prefix_length
 
 
 @dataclass
@@ -22,6 +23,13 @@ class Guard:
         prompt = prompt_ids or ()
         length = prefix_length(arguments, len(prompt))
         return Watch(self, prompt[len(prompt) - length :], is_probe=is_probe(arguments))
+
+    def watch_of(self, request: Any, prompt_ids: Sequence[int] | None, arguments: object) -> "Watch":
+        """Return the watch of an engine's `request`, which keeps it."""
+        if not hasattr(request, MARK):
+            setattr(request, MARK, self.watch(prompt_ids, arguments))
+        watch: Watch = getattr(request, MARK)
+        return watch
 
 
 class Watch:

@@ -15,8 +15,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from server_patch.repeat_terminate.envelope import signal
-from server_patch.repeat_terminate.signals import MARK, SGLANG_MATCHED, VLLM_FINISH
+from server_patch.repeat_terminate.signals import MARK, SGLANG_MATCHED, VLLM_FINISH, signal
 
 WRAPPED_HEADER = "x-harness-wrapped"
 

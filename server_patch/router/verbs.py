@@ -134,14 +134,6 @@ def _pause(body: Body) -> Plan:
     return Plan((_post(_PAUSES[mode]),))
 
 
-def _continue(_body: Body) -> Plan:
-    return Plan((_post("/resume"),))
-
-
-def _flush(_body: Body) -> Plan:
-    return Plan((_post("/reset_prefix_cache"),))
-
-
 def _update_weights(body: Body) -> Plan:
     path, version = body.get("model_path"), body.get("weight_version")
     if not isinstance(path, str):
@@ -166,10 +158,6 @@ def _receive_weights(_body: Body) -> Plan:
 
 def _labeled(version: object) -> Call:
     return _post("/update_weight_version", {"new_version": version})
-
-
-def _update_version(body: Body) -> Plan:
-    return Plan((_labeled(body.get("new_version")),))
 
 
 _ABORT_ANYWAY = "/inference/v1/abort_requests"
@@ -197,12 +185,12 @@ VERBS: Mapping[str, Verb] = MappingProxyType(
     {
         "/abort_request": Verb(_POST, _CONTROL_S, _abort),
         "/pause_generation": Verb(_POST, _CONTROL_S, _pause),
-        "/continue_generation": Verb(_POST, _CONTROL_S, _continue),
-        "/flush_cache": Verb(frozenset({"GET", "POST"}), _CONTROL_S, _flush),
+        "/continue_generation": Verb(_POST, _CONTROL_S, lambda _: Plan((_post("/resume"),))),
+        "/flush_cache": Verb(frozenset({"GET", "POST"}), _CONTROL_S, lambda _: Plan((_post("/reset_prefix_cache"),))),
         "/update_weights_from_disk": Verb(_POST, _WEIGHTS_S, _update_weights),
         "/update_weights_from_distributed": Verb(_POST, _WEIGHTS_S, _receive_weights),
         "/update_weights_from_tensor": Verb(_POST, _WEIGHTS_S, _receive_weights),
-        "/update_weight_version": Verb(_POST, _CONTROL_S, _update_version),
+        "/update_weight_version": Verb(_POST, _CONTROL_S, lambda body: Plan((_labeled(body.get("new_version")),))),
     }
 )
 """Verbs for every worker, by path."""

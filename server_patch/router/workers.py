@@ -47,12 +47,8 @@ class WorkerList:
         self._to_workers = to_workers or http
         self._gateway_url = gateway_url
         self._never_listed = {url.rstrip("/") for url in also}
-        self._workers: tuple[Worker, ...] = ()
+        self.current: tuple[Worker, ...] = ()
         self._does_answer = True
-
-    @property
-    def current(self) -> tuple[Worker, ...]:
-        return self._workers
 
     async def follow(self, interval_s: float) -> None:
         while True:
@@ -69,10 +65,10 @@ class WorkerList:
         listed = {worker.url: worker for worker in map(_worker, answer["workers"])}
         self._never_listed -= listed.keys()
         listed |= {url: Worker(url, is_healthy=False) for url in sorted(self._never_listed)}
-        known = {worker.url: worker.engine for worker in self._workers}
+        known = {worker.url: worker.engine for worker in self.current}
         workers = (replace(worker, engine=known.get(url)) for url, worker in listed.items())
         self._say_what_changed(known.keys(), listed.keys())
-        self._workers = tuple(await asyncio.gather(*map(self._with_engine, workers)))
+        self.current = tuple(await asyncio.gather(*map(self._with_engine, workers)))
         return True
 
     async def _with_engine(self, worker: Worker) -> Worker:

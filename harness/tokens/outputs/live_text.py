@@ -63,7 +63,6 @@ class LiveText:
         return delta
 
     def agrees_with(self, reply: Message) -> bool:
-        """Return True if the reply begins with the sent text."""
         reasoning, content = "".join(self._reasoning), "".join(self._content)
         said, replied = (reasoning, content), (reply.get("reasoning_content") or "", reply.get("content") or "")
         # Reasoning is sent before content, so once content went out it must have been complete.

@@ -41,7 +41,6 @@ class OutputStream:
         self._read([*cutter.push(forced_ids), *cutter.end()])
 
     def push(self, ids: Sequence[int]) -> Delta:
-        """Return the text that became final with `ids`."""
         given = [*self._last, *ids]
         ends = given[-1:] if given and given[-1] in self._last_ids else []
         self._last = ends

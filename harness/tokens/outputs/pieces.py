@@ -35,7 +35,6 @@ class PieceCutter:
         self._waiting = ""
 
     def push(self, ids: Sequence[int]) -> list[Piece]:
-        """Return the pieces that became final with `ids`."""
         by_id = self._markers.by_id
         pieces: list[Piece] = []
         begin = 0

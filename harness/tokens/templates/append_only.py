@@ -3,8 +3,11 @@
 The check runs when a model folder is opened. Sessions keep sampled ids whatever it finds.
 """
 
+from collections.abc import Sequence
+from os.path import commonprefix
+
 from harness.tokens.chat_tokenizer import TemplateDivergence
-from harness.tokens.delimiter import PrefixTrick
+from harness.tokens.delimiter import PrefixTrick, dummy_answer, dummy_messages
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.templates.message_form import MessageForm
 from harness.tokens.tokenizer import Tokenizer
@@ -37,38 +40,21 @@ def find_dependence(trick: PrefixTrick, tokenizer: Tokenizer) -> TemplateDiverge
 
 def _first_difference(tokenizer: Tokenizer, shorter: str, longer: str) -> tuple[int, str, str] | None:
     before, after = tokenizer.encode(shorter), tokenizer.encode(longer)
-    same = next(
-        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
-    )
+    same = len(commonprefix([before, after]))  # noqa: RUF071  # of ids
     if same == len(before):
         return None
     texts = [tokenizer.token_text(ids[same]) if same < len(ids) else "(end)" for ids in (before, after)]
     return same, texts[0], texts[1]
 
 
-_PROBES: tuple[tuple[Message, ...], ...] = (
-    (
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-        {"role": "assistant", "content": "four"},
-        {"role": "user", "content": "five"},
+_PROBES: tuple[Sequence[Message], ...] = (
+    dummy_messages(["user", "assistant", "user", "assistant", "user"], ["one", "two", "three", "four", "five"]),
+    dummy_messages(
+        ["system", "user", "assistant", "user"], ["rules", "one", "<think>\nsecret\n</think>\n\ntwo", "three"]
     ),
-    (
-        {"role": "system", "content": "rules"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "<think>\nsecret\n</think>\n\ntwo"},
-        {"role": "user", "content": "three"},
-    ),
-    (
-        {"role": "user", "content": "one"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"id": "call_0_0", "type": "function", "function": {"name": "find", "arguments": "{}"}}],
-        },
-        {"role": "tool", "tool_call_id": "call_0_0", "content": "two"},
-        {"role": "assistant", "content": "three"},
-        {"role": "user", "content": "four"},
-    ),
+    [
+        *dummy_messages(["user"], ["one"]),
+        dummy_answer(1),
+        *dummy_messages(["tool", "assistant", "user"], ["two", "three", "four"]),
+    ],
 )

@@ -85,10 +85,22 @@ class KeptSuffixes:
         if transition not in COMMON_TRANSITIONS:
             return None
         if transition not in self._kept:
-            self._kept[transition] = build_suffix(
-                transition, self._tokenizer, self._end_ids, self._text_of, self._ids_of
-            )
+            slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
+            tools = dummy_tools() if transition.has_tools else ()
+            text = self._text_of(transition, dummy_messages(transition.roles, slots), tools)
+            candidates = () if text is None else _cut(text, slots, self._tokenizer, self._end_ids)
+            self._kept[transition] = next((each for each in candidates if self._is_right(each, transition)), None)
         return self._kept[transition]
+
+    def _is_right(self, suffix: CachedSuffix, transition: Transition) -> bool:
+        markers = "".join(self._tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
+        for text in (*_HARD_TEXTS, markers):
+            texts = [text, f"{text}and{text}"][: len(transition.roles)]
+            messages = dummy_messages(transition.roles, texts, call_ids="other")
+            expected = self._ids_of(transition, messages, dummy_tools("seek") if transition.has_tools else ())
+            if suffix.encode(texts, self._tokenizer, None) != expected:
+                return False
+        return True
 
 
 def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
@@ -96,16 +108,6 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
     if any(message.keys() - _PLAIN_KEYS or not isinstance(message["content"], str) for message in messages):
         return None
     return [message["content"] for message in messages]
-
-
-def build_suffix(
-    transition: Transition, tokenizer: Tokenizer, end_ids: frozenset[int], text_of: TrickText, ids_of: TrickIds
-) -> CachedSuffix | None:
-    slots = [f"⟦{i}⟧" for i in range(len(transition.roles))]
-    tools = dummy_tools() if transition.has_tools else ()
-    text = text_of(transition, dummy_messages(transition.roles, slots), tools)
-    candidates = () if text is None else _cut(text, slots, tokenizer, end_ids)
-    return next((each for each in candidates if _is_right(each, transition, tokenizer, ids_of)), None)
 
 
 def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozenset[int]) -> Iterator[CachedSuffix]:
@@ -131,14 +133,3 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
                 runs.append(_Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece)))
         first = tokenizer.marker_id(stretches[0])
         yield CachedSuffix(tuple(runs), first, first in end_ids, form)
-
-
-def _is_right(suffix: CachedSuffix, transition: Transition, tokenizer: Tokenizer, ids_of: TrickIds) -> bool:
-    markers = "".join(tokenizer.markers[:_MOST_MARKERS]) + "<tool_response>x</tool_response>"
-    for text in (*_HARD_TEXTS, markers):
-        texts = [text, f"{text}and{text}"][: len(transition.roles)]
-        messages = dummy_messages(transition.roles, texts, call_ids="other")
-        expected = ids_of(transition, messages, dummy_tools("seek") if transition.has_tools else ())
-        if suffix.encode(texts, tokenizer, None) != expected:
-            return False
-    return True

@@ -17,12 +17,11 @@ from harness.errors import MalformedRequest, TokenizerError
 from harness.tokens.chat_tokenizer import DelimiterSource, FamilyDescription, SampledOutput, SampledTurn
 from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dummy_messages, dummy_start, dummy_tools
 from harness.tokens.markers import GuardedMessages
-from harness.tokens.output_reader import OutputReader, call_syntax_of
+from harness.tokens.output_reader import OutputReader, Unread, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.reasoning import THINK, THOUGHT
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.syntaxes.json_calls import Hermes
-from harness.tokens.syntaxes.unread import Unread
 from harness.tokens.templates.append_only import find_dependence, find_divergence
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
@@ -40,14 +39,7 @@ _PARAMETERS = {"type": "object", "properties": {"find": {"type": "string"}, "cou
 _FINDING: Json = {"type": "function", "function": {"name": "find", "description": "Finds.", "parameters": _PARAMETERS}}
 _ASKING: Message = {"role": "user", "content": "question"}
 _CALLING: tuple[Message, ...] = tuple(
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {"id": f"call_0_{i}", "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for i, call in enumerate(_CALLS[:calls])
-        ],
-    }
+    {"role": "assistant", "content": "", "tool_calls": [_CALLS[i].to_json(f"call_0_{i}") for i in range(calls)]}
     for calls in (2, 1)  # some templates refuse more than one call in an answer, or write the first
 )
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
@@ -168,7 +160,7 @@ class ChatTemplateTokenizer:
     def open_output(
         self, output: SampledOutput, tools: Sequence[Json], stops: Sequence[str], stop_ids: frozenset[int]
     ) -> OutputStream | None:
-        return self._reader.open(output.context_ids, output.forced_ids, tools, stops, stop_ids)
+        return self._reader.open(output, tools, stops, stop_ids)
 
     def describe(self) -> FamilyDescription:
         return self._description

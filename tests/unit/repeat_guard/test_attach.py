@@ -10,7 +10,7 @@ import pytest
 
 import server_patch.repeat_terminate
 from server_patch.repeat_terminate import RepeatTerminateConfig
-from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learn_object_keys, wrap
+from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
 from server_patch.repeat_terminate.watch import Guard
 
@@ -96,11 +96,12 @@ def test_object_keys_need_a_tokenizer() -> None:
     """A server that was started without one cannot count them."""
     config = RepeatTerminateConfig(enabled=True, max_object_keys=4)
     guard = Guard(config, config.digest())
-    learn_object_keys(guard, SimpleNamespace(encode=lambda text, add_special_tokens: [len(text), add_special_tokens]))
+    tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [len(text), add_special_tokens])
+    learning_object_keys(guard, lambda scheduler: scheduler.tokenizer)(vars, SimpleNamespace(tokenizer=tokenizer))
 
     assert guard.object_key_ids == [8, False]
     with pytest.raises(SystemExit, match="runs without one; set it to null"):
-        learn_object_keys(guard, None)
+        learning_object_keys(guard, lambda scheduler: None)(vars, SimpleNamespace())
 
 
 SCHEDULER = "class Scheduler:\n    pass\ndef check_stop(request, longest):\n    return False\n"

@@ -81,32 +81,6 @@ def test_the_batched_detector_decides_as_defined(cases: list[Case], definition: 
     assert compared >= SEQUENCES
 
 
-def test_rows_of_a_batch_can_be_given_to_new_sequences(cases: list[Case]) -> None:
-    """A row that is reset in the middle decides as a fresh detector, whatever the others have seen."""
-    import torch
-
-    from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
-
-    random = Random(2)
-    for case_ in cases[:100]:
-        rows = case_.sequences[:32]
-        mask = torch.tensor([random.random() < 0.5 for _ in rows])
-        detector = BatchedRepeatDetector(case_.config, len(rows), case_.key_ids)
-        begun = random.randint(1, LENGTH)
-        for step in range(begun):
-            detector.push(_column(rows, step))
-        before = detector.codes.tolist()
-        detector.reset(mask)
-        for step in range(LENGTH):
-            detector.push(_column(rows, step))
-
-        for row, code, is_new, old in zip(rows, detector.codes.tolist(), mask.tolist(), before, strict=True):
-            seen = row if is_new else [*row[:begun], *row]
-            expected = _pure(case_, seen)
-            assert RULE_CODES.get(code) == (expected and expected.rule), (case_.config, seen)
-            assert is_new or not old or code == old
-
-
 def test_a_retired_row_triggers_no_more_and_a_triggered_one_keeps_its_rule() -> None:
     import torch
 

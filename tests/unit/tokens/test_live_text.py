@@ -20,7 +20,7 @@ ANALYSIS, COMMENTARY = "<|channel|>analysis<|message|>", "<|channel|>commentary<
 def live(reader: OutputReader = READER) -> LiveText:
     """One that has been opened."""
     text = LiveText()
-    text.open(reader.open((), (), [ADD]))
+    text.open(reader.open(SampledOutput(()), [ADD]))
     return text
 
 

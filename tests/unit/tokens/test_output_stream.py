@@ -40,7 +40,7 @@ def read_in_parts(
     stop: str | None = None,
 ) -> tuple[list[Delta], ParsedOutput]:
     """The deltas, and what the output was in the end."""
-    stream = reader.open(context, (), list(tools), stops)
+    stream = reader.open(SampledOutput((), context), list(tools), stops)
     deltas = [stream.push(part) for part in in_parts(output, cuts)]
     return deltas, stream.end(stop)
 

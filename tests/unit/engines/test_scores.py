@@ -47,7 +47,7 @@ def by_sglang(rows: Sequence[Row]) -> PromptLogprobs:
 
 def by_vllm(rows: Sequence[Row]) -> PromptLogprobs:
     """It has an object per token of the input, null for the first: that token, and the most likely ones besides."""
-    entries = [None, {6: {"logprob": -1.0}}]
+    entries: list[dict[int, dict[str, float | None]] | None] = [None, {6: {"logprob": -1.0}}]
     entries += [{each: {"logprob": logprob} for each, logprob in (token, *top)} for token, top in rows]
     told = msgspec.json.encode({"request_id": "r", "prompt_logprobs": entries})
     piece = GenerateApi().piece(asked(), msgspec.json.decode(told, type=GenerateChunk))

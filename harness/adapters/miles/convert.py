@@ -21,25 +21,29 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
         raise AdapterError(
             "--use-dynamic-global-batch-size is not supported: convert functions do not receive that size"
         )
-    for each in _without(samples, "teacher_log_probs", "give all session servers the same --teacher, or none"):
-        each.teacher_log_probs = []
-    for each in _without(samples, "rollout_routed_experts", "let every session record them, or none"):
-        [rows, *_] = (one.rollout_routed_experts for one in samples if one.rollout_routed_experts is not None)
-        each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
+    complete_columns(samples)
     rewards = load_function(args.custom_reward_post_process_path)
     data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)
     return data | proximal_columns(samples)
 
 
+def complete_columns(samples: Sequence[Any]) -> None:
+    """Give samples without tokens the columns that others have. Raises `AdapterError` for a step of both kinds."""
+    for each in _without(samples, "teacher_log_probs", "give all session servers the same --teacher, or none"):
+        each.teacher_log_probs = []
+    for each in _without(samples, "rollout_routed_experts", "let every session record them, or none"):
+        [rows, *_] = (one.rollout_routed_experts for one in samples if one.rollout_routed_experts is not None)
+        each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
+
+
 def _without(samples: Sequence[Any], name: str, advice: str) -> list[Any]:
-    """Return the samples without a column that others have. Raises `AdapterError` for one with tokens."""
-    # miles looks at the first sample, and takes the column for all of them, or for none.
+    # miles and slime look at the first sample, and take the column of all of them, or of none.
     told = next((each.index for each in samples if getattr(each, name, None) is not None), None)
     without = [] if told is None else [each for each in samples if getattr(each, name) is None]
     if (lacking := next((each.index for each in without if each.response_length), None)) is not None:
         raise AdapterError(
-            f"sample {lacking}: expected {name}, as sample {told} has, got none; miles takes this column of all samples"
-            f" of a step, or of none: {advice}"
+            f"sample {lacking}: expected {name}, as sample {told} has, got none; a step has this column in all samples,"
+            f" or in none: {advice}"
         )
     return without
 

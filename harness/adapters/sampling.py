@@ -11,22 +11,19 @@ def _as_list(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-NAMES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "max_new_tokens": ("max_tokens", _same),
-    "min_new_tokens": ("min_tokens", _same),
-    "temperature": ("temperature", _same),
-    "top_p": ("top_p", _same),
-    "top_k": ("top_k", lambda value: max(0, value)),  # -1 keeps every token, which is 0 here
-    "min_p": ("min_p", _same),
-    "stop": ("stop", _as_list),
-    "stop_token_ids": ("stop_token_ids", _as_list),
-    "sampling_seed": ("seed", _same),
+NAMES: Mapping[str, str] = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "sampling_seed": "seed",
+    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids")},
 }
-"""Session's name and converter, by SGLang's name."""
+"""Session's names, by SGLang's."""
+
+_CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
+    "top_k": lambda value: max(0, value),  # -1 keeps every token, which is 0 here
+    "stop": _as_list,
+    "stop_token_ids": _as_list,
+}
 
 ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 """Parameters of SGLang's text output, which sessions decode themselves."""
@@ -77,6 +74,5 @@ def session_sampling(params: Mapping[str, Any]) -> Json:
             continue
         if name not in NAMES:
             raise AdapterError(f"sampling parameter {name!r} is not supported; expected some of {', '.join(NAMES)}")
-        ours, convert = NAMES[name]
-        sampling[ours] = convert(value)
+        sampling[NAMES[name]] = _CONVERTERS[name](value) if name in _CONVERTERS else value
     return sampling

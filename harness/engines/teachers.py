@@ -17,6 +17,7 @@ from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.same_tokenizer import texts_to_compare
+from harness.engines.scripted import Script
 from harness.errors import ScenarioError
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
@@ -67,6 +68,14 @@ class TeacherSpec:
         found, _, path = self.engine.partition("=") if isinstance(self.engine, str) else ("", "", "")
         return Path(path).expanduser() if found == kind and path else None
 
+    def check_files(self) -> None:
+        """Require its script, or its tokenizer. Raises `ScenarioError`."""
+        if script := self.file("scripted"):
+            Script.load(script)
+        folder = self.tokenizer or self.file("local")
+        if folder is not None and not (folder / "tokenizer.json").is_file():
+            raise ScenarioError(f"teacher {self.name}: expected a model with tokenizer.json, found none in {folder}")
+
     def within(self, directory: Path) -> Self:
         """Return the spec with its script's path from `directory`."""
         script = self.file("scripted")
@@ -103,4 +112,5 @@ def check_teachers(teachers: Sequence[TeacherSpec], *engines: str) -> None:
 
 
 def _urls(engine: str) -> set[str]:
-    return {EngineAddress.parse(url).url for url in EngineName.parse(engine).urls} if "://" in engine else set()
+    urls = EngineName.parse(engine).urls if "://" in engine else ()
+    return {EngineAddress.parse(url).url.replace("//localhost", "//127.0.0.1", 1) for url in urls}

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.dialects.prompt_noise import BILLING_HEADER, NoiseRules
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
-from harness.engines.scripted import Script
 from harness.engines.teachers import TeacherSpec, check_teachers
 from harness.errors import MalformedRequest, ScenarioError
 from harness.samples.delivery import load_selection
@@ -116,8 +115,8 @@ class ServerSettings:
             check_collector(self.otlp_endpoint)
         NoiseRules(self.noise)
         check_teachers(self.teachers)
-        for script in filter(None, (each.file("scripted") for each in self.teachers)):
-            Script.load(script)
+        for teacher in self.teachers:
+            teacher.check_files()
         try:
             normal_form(self.matchings)
             for path in self.selections:

@@ -250,7 +250,7 @@ def _outcome(line: SessionLine) -> Iterator[tuple[str, str]]:
         yield "rollout", f"{line.number} of {line.scenario}"
     if line.outcome or line.state:
         said = line.outcome or f"{line.state}"
-        yield "outcome", said if line.cause is None else f"{said}, by the {line.cause}"
+        yield "outcome" if line.outcome else "state", said if line.cause is None else f"{said}, by the {line.cause}"
     if line.detail:
         yield "why", line.detail
     yield from _score(line)

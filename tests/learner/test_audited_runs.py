@@ -148,13 +148,18 @@ async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path, tmp_path: Path
 
 
 def test_the_command_finds_the_same(run: Path) -> None:
-    before = json.loads((run / "audit.json").read_text())
+    """And leaves the report of the run's own audit, for which the engine scored again."""
+    kept = (run / "audit.json").read_bytes()
+    before = json.loads(kept)
     ended = harness("audit", run, "--json")
     told = harness("audit", run / "run.db", "--weights", f"1={run / 'checkpoints' / '1'}")
 
     assert ended.code == 0, ended.stderr
     assert (ended.document["named"], ended.document["tokens"]) == (before["named"], before["tokens"])
     assert ended.document["gap"] == pytest.approx(before["gap"], rel=1e-3)
+    assert GapCause.BATCH in ended.document["not_probed"]
+    assert (run / "audit.json").read_bytes() == kept
+    assert "stays as the run wrote it" in ended.stderr
     assert told.code == 0, told.stderr
     assert "left out" in told.stdout
     assert "no cause" in told.stdout
@@ -179,11 +184,14 @@ def test_spans_have_the_gap_of_their_session(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_report_is_missing(run: Path, tmp_path: Path) -> None:
+    """Until the command replaces it."""
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     for damaged in ("{", '{"verdicts": ["x"]}'):
         (copy / "audit.json").write_text(damaged)
         assert any("its audit" in sentence for sentence in look_at(copy).missing)
+    assert harness("audit", copy).code == 0
+    assert look_at(copy).audit["named"] == [GapCause.VERSION]
 
 
 def test_weights_that_are_gone_are_said(run: Path, tmp_path: Path) -> None:

@@ -21,26 +21,31 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
         raise AdapterError(
             "--use-dynamic-global-batch-size is not supported: convert functions do not receive that size"
         )
-    taught = [each.index for each in samples if getattr(each, "teacher_log_probs", None) is not None]
-    for each in samples if taught else ():  # miles takes the column for all of them, or for none
-        if each.teacher_log_probs is None and each.response_length:
-            raise AdapterError(f"sample {each.index}: expected teacher_log_probs, as sample {taught[0]} has, got none")
-        each.teacher_log_probs = each.teacher_log_probs or []
-    _fill_experts(samples)
+    complete_columns(samples)
     rewards = load_function(args.custom_reward_post_process_path)
     data: Json = convert_samples_to_train_data(args, list(samples), {}, None, rewards)
     return data | proximal_columns(samples)
 
 
-def _fill_experts(samples: Sequence[Any]) -> None:
-    # miles looks at the first sample, and takes the column for all of them, or for none.
-    told = [each for each in samples if getattr(each, "rollout_routed_experts", None) is not None]
-    for each in samples if told else ():
-        if getattr(each, "rollout_routed_experts", None) is None:
-            if each.response_length:
-                raise AdapterError(f"sample {each.index}: expected routed experts, as other samples have, got none")
-            rows = told[0].rollout_routed_experts
-            each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
+def complete_columns(samples: Sequence[Any]) -> None:
+    """Give samples without tokens the columns that others have. Raises `AdapterError` for a step of both kinds."""
+    for each in _without(samples, "teacher_log_probs", "give all session servers the same --teacher, or none"):
+        each.teacher_log_probs = []
+    for each in _without(samples, "rollout_routed_experts", "let every session record them, or none"):
+        [rows, *_] = (one.rollout_routed_experts for one in samples if one.rollout_routed_experts is not None)
+        each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
+
+
+def _without(samples: Sequence[Any], name: str, advice: str) -> list[Any]:
+    # miles and slime look at the first sample, and take the column of all of them, or of none.
+    told = next((each.index for each in samples if getattr(each, name, None) is not None), None)
+    without = [] if told is None else [each for each in samples if getattr(each, name) is None]
+    if (lacking := next((each.index for each in without if each.response_length), None)) is not None:
+        raise AdapterError(
+            f"sample {lacking}: expected {name}, as sample {told} has, got none; a step has this column in all samples,"
+            f" or in none: {advice}"
+        )
+    return without
 
 
 def proximal_columns(samples: Sequence[Any]) -> Json:

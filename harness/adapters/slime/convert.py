@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from harness.adapters.miles.convert import proximal_columns
+from harness.adapters.miles.convert import complete_columns, proximal_columns
 from harness.errors import AdapterError
 from harness.types import Json
 
@@ -27,6 +27,7 @@ def convert(args: Any, samples: Sequence[Any]) -> Json:
     manager_class = RolloutManager if metadata is None else metadata.modified_class
     if not hasattr(manager_class, METHOD):
         raise AdapterError(f"RolloutManager has no {METHOD}; expected the interface of slime 624b824a")
+    complete_columns(samples)
     # slime makes its columns in a method of the calling actor, so that is called on a stand-in with the attributes in
     # `READ`. It would treat several samples per rollout as one group, so rewards are then normalized here.
     manager = object.__new__(manager_class)

@@ -27,12 +27,12 @@ _Weights = Annotated[
 def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None, as_json: options.Json = False) -> None:
     """Compare sampled tokens with forward passes of the trainer's weights, and name the causes of the gap.
 
-    A run directory keeps the report as `audit.json`, for `harness view`.
+    A run directory keeps the report as `audit.json`, for `harness view`; that of a run with `[audit]` stays.
 
     Examples: `harness audit runs/DIR`, `harness audit sessions.db --weights 0=base --weights 1=step-1`
     """
     from harness.suite.record.rundir import RunDirectory
-    from harness.suite.run.audited import audit_sessions, find_template, find_weights, open_template
+    from harness.suite.run.audited import audit_sessions, find_template, find_weights, keep_audit, open_template
 
     known = dict(map(_version, weights or ()))
     if where.is_dir():
@@ -41,7 +41,10 @@ def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None,
         found = audit_sessions(
             directory.database, session or (), known, find_template(directory, known), say=output.say
         )
-        directory.write_json(directory.audit, found.to_json())
+        if not keep_audit(directory, found):
+            output.say(
+                f"{directory.audit}: stays as the run wrote it, with probes of its engine; remove it to replace it"
+            )
     else:
         found = audit_sessions(where, session or (), known, open_template(known), say=output.say)
     output.print_result(found.to_json(), _describe(found), as_json=as_json)
@@ -52,7 +55,9 @@ def _version(text: str) -> tuple[int, Path]:
 
     version, equals, folder = text.partition("=")
     if not version.isdecimal() or not equals or not Path(folder).is_dir():
-        raise RunError(f"--weights: expected VERSION=FOLDER, such as 3=checkpoints/3, got {text!r:.200}")
+        raise RunError(
+            f"--weights: expected VERSION=FOLDER of a folder that exists, such as 3=checkpoints/3, got {text!r:.200}"
+        )
     return int(version), Path(folder)
 
 

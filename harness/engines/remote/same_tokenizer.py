@@ -69,7 +69,7 @@ async def require_same_tokenizer(client: EngineClient, tokenizer: Tokenizer) -> 
     if found is not None:
         raise TokenizerMismatch(
             f"{client.name} has another tokenizer: {found};"
-            " pass --tokenizer with the folder of the model that it serves"
+            " name the folder of the model that it serves: --tokenizer, or ,tokenizer=FOLDER behind a --teacher"
         )
 
 

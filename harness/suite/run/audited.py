@@ -267,6 +267,16 @@ async def auditing(
         yield RunAudit(directory, shares, say, is_stopped, tasks)
 
 
+def keep_audit(directory: RunDirectory, report: "AuditReport") -> bool:
+    """Write the report of an ended run, unless the run has one of its own; return False then."""
+    with suppress(HarnessError):  # without a configuration, or with a damaged report
+        entries = RunConfig.load(directory.config).scenarios
+        if any(each.scenario.audit is not None for each in entries) and read_audit(directory) is not None:
+            return False
+    directory.write_json(directory.audit, report.to_json())
+    return True
+
+
 class _Written(msgspec.Struct):
     gap: float
     shares: list[dict[str, float | str]]

@@ -107,21 +107,19 @@ class AuditedBranch:
     def _of(cls, session_id: str, turns: Sequence[Turn], new: set[int], contexts: Sequence[TokenIds] | None) -> Self:
         recorded = [turn.context_ids for turn in turns]
         taken = [(turn, slice(0, turn.masked_from if turn.index in new else 0)) for turn in turns]
-        positions, size = _positions(turns, recorded)
-        masked = [turn.masks for turn in turns if turn.masks is not None]
-        own = np.concatenate([place[part] for place, (_, part) in zip(positions, taken, strict=True)])
+        read, masked = _read(turns, recorded, taken), [turn.masks for turn in turns if turn.masks is not None]
         counts = [part.stop for _, part in taken]
         return cls(
             session_id,
-            _read(turns, recorded, taken),
+            read,
             None if contexts is None else _read(turns, contexts, taken),
             np.concatenate([turn.logprobs[part] for turn, part in taken]),
             np.repeat(np.asarray([turn.index for turn in turns], np.int32), counts),
             np.concatenate([_workers(turn)[part] for turn, part in taken]),
             np.concatenate([expand_spans(turn.version_spans, turn.output_ids.size)[part] for turn, part in taken]),
             [turn.params for turn, count in zip(turns, counts, strict=True) for _ in range(count)],
-            SampleMasks.of_turns(masked, 0, size).at(own) if masked else None,
-            np.full(own.size, np.nan, np.float32),
+            SampleMasks.of_turns(masked, 0, read.ids.size).at(read.positions) if masked else None,
+            np.full(read.positions.size, np.nan, np.float32),
         )
 
 
@@ -185,18 +183,10 @@ def _parts(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> list[TokenIds
     return [part for turn, context in zip(turns, contexts, strict=True) for part in (context, turn.output_ids)]
 
 
-def _positions(turns: Sequence[Turn], contexts: Sequence[TokenIds]) -> tuple[list[npt.NDArray[np.int64]], int]:
-    """Return the positions of each turn's output, and the number of tokens."""
-    found, end = [], 0
-    for turn, context in zip(turns, contexts, strict=True):
-        start, end = end + context.size, end + context.size + turn.output_ids.size
-        found.append(np.arange(start, end))
-    return found, end
-
-
 def _read(turns: Sequence[Turn], contexts: Sequence[TokenIds], taken: Sequence[tuple[Turn, slice]]) -> BranchTokens:
-    positions, _ = _positions(turns, contexts)
     parts = _parts(turns, contexts)
+    ends = np.cumsum([part.size for part in parts])
+    positions = [np.arange(start, end) for start, end in ends.reshape(-1, 2)]
     passes: list[Pass] = []
     for turn, places in zip(turns, positions, strict=True):
         before = int(places[0]) - 1

@@ -45,7 +45,6 @@ class SettledRollout:
     cause: str
     """Why it is not trained."""
     ledger: Json
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,7 +258,6 @@ class StepPlaces:
             reward=None if scored is None else scored.reward,
             cause=cause,
             ledger=Ledger().to_json() if rollout is None else rollout.session.get("ledger", Ledger().to_json()),
-            seconds=0.0 if rollout is None else rollout.seconds,
         )
         self._settled.append(settled)
 

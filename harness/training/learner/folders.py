@@ -10,8 +10,12 @@ from harness.errors import LearnerError
 
 
 @contextmanager
-def write_folder(folder: Path) -> Iterator[Path]:
-    """Yield an empty folder. If the block succeeds, sync it and rename it to `folder`. Raises `LearnerError`."""
+def write_folder(folder: Path, errors: tuple[type[Exception], ...] = ()) -> Iterator[Path]:
+    """Yield an empty folder. If the block succeeds, sync it and rename it to `folder`.
+
+    Raises `LearnerError`, also for `errors` of a writer that has its own for a full disk.
+    """
+    known: tuple[type[Exception], ...] = (OSError, *errors)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if folder.exists():
         raise LearnerError(f"{folder} exists already; name a new folder, or remove it")
@@ -23,7 +27,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
             _sync(path)
         unfinished.rename(folder)
         _sync(folder.parent)  # so that the name survives a power cut
-    except OSError as error:
+    except known as error:
         raise LearnerError(f"{folder} cannot be written: {error}; free space or name another folder") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

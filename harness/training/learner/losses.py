@@ -68,11 +68,6 @@ def ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
     return _clip(tokens, settings, tokens.behavior_logprobs, torch.ones_like(tokens.advantages))
 
 
-def grpo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
-    """Apply `ppo`: GRPO differs in its advantages."""
-    return ppo(tokens, settings)
-
-
 def decoupled_ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
     """Clip the ratio to the proximal policy, weighted."""
     # A token without its next policy has equal logprobs: weight 1, which is plain PPO.
@@ -87,7 +82,7 @@ def decoupled_ppo(tokens: TrainedTokens, settings: LossSettings) -> TokenLosses:
 LOSSES: Mapping[LossKind, Callable[[TrainedTokens, LossSettings], TokenLosses]] = {
     LossKind.CROSS_ENTROPY: cross_entropy,
     LossKind.PPO: ppo,
-    LossKind.GRPO: grpo,
+    LossKind.GRPO: ppo,  # it differs in its advantages
     LossKind.DECOUPLED_PPO: decoupled_ppo,
 }
 

@@ -131,17 +131,8 @@ def _attend(
             if sliding_window is not None and sliding_window < (length := part[0].shape[2]):
                 visible = torch.ones(length, length, dtype=torch.bool, device=query.device)
                 mask = visible.tril().triu(1 - sliding_window)
-            attended.append(
-                scaled_dot_product_attention(
-                    part[0],
-                    part[1],
-                    part[2],
-                    attn_mask=mask,
-                    is_causal=mask is None,
-                    scale=scaling,
-                    enable_gqa=is_grouped,
-                )
-            )
+            about = {"attn_mask": mask, "is_causal": mask is None, "scale": scaling, "enable_gqa": is_grouped}
+            attended.append(scaled_dot_product_attention(*part, **about))
         return torch.cat(attended, dim=2).transpose(1, 2), None
     try:
         from torch.nn.attention.varlen import varlen_attn  # not needed on a CPU

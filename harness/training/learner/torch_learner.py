@@ -3,8 +3,6 @@
 import math
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,6 +33,7 @@ from harness.training.learner.replay import replaying
 from harness.training.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
 
 _STATE = "learner_state.pt"
+_WRITERS_ERRORS = (RuntimeError, ValueError, SafetensorError)
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
 
 
@@ -149,7 +148,7 @@ class TorchLearner:
     def save(self, folder: Path) -> None:
         """Write weights (safetensors), configuration and tokenizer."""
         logging.disable_progress_bar()
-        with _writing(folder) as unfinished:
+        with write_folder(folder, _WRITERS_ERRORS) as unfinished:
             self.model.save_pretrained(unfinished)
             if self._tokenizer_folder is not None:
                 for path in self._tokenizer_folder.iterdir():
@@ -164,7 +163,7 @@ class TorchLearner:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        with _writing(folder) as unfinished:
+        with write_folder(folder, _WRITERS_ERRORS) as unfinished:
             torch.save(state, unfinished / _STATE)
 
     def load_state(self, folder: Path) -> None:
@@ -205,16 +204,6 @@ class TorchLearner:
             group["lr"] = learning_rate
         self._optimizer.step()
         return norm
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[Path]:
-    with write_folder(folder) as unfinished:
-        try:
-            yield unfinished
-        # Writers raise their own errors for a full disk, which `write_folder` does not know.
-        except (RuntimeError, ValueError, SafetensorError) as error:
-            raise LearnerError(f"{folder} cannot be written: {error}") from error
 
 
 def _sum(losses: TokenLosses) -> LossSums:

@@ -102,7 +102,7 @@ function tellSession() {
   byId("why").textContent = printable(why.filter(Boolean).join("; ").slice(0, WORDS_CHARACTERS));
   tellFamily(line);
   byId("ending").replaceChildren(make("h2", "", "session " + nameOf(line)), makeFacts([
-    ["id", line.id || "no session"], ...session.kin, ["phase", session.phase], ["outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
+    ["id", line.id || "no session"], ...session.kin, ["phase", session.phase], [standingOf(line) === "going" ? "state" : "outcome", line.outcome], ["reward", line.reward], ["reason", line.reason],
     ["ledger", session.ledger], ["refused", counts(session.refusals) || "nothing"], ["remarks", (session.remarks || []).join("; ")], ["log", line.log],
   ]), makeCopy("copy link", () => location.href));
 }

@@ -542,6 +542,9 @@ def test_miles_refuses_a_step_that_was_scored_in_part() -> None:
 
     scored, empty, unscored = (Sample(index=index, response_length=size) for index, size in ((1, 2), (3, 0), (2, 2)))
     scored.teacher_log_probs = [-1.0, -2.0]
-    with pytest.raises(AdapterError, match="sample 2: expected teacher_log_probs, as sample 1 has, got none"):
+    advice = r"sample 2: expected teacher_log_probs, as sample 1 has, got none; .* in all samples.*the same --teacher"
+    with pytest.raises(AdapterError, match=advice):
         convert(miles_args(), [scored, empty, unscored])
+    with pytest.raises(AdapterError, match="expected behavior_versions"):
+        convert(miles_args(custom_reward_post_process_path=None), [scored, empty])
     assert empty.teacher_log_probs == []

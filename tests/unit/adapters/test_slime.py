@@ -187,6 +187,18 @@ def test_a_rollout_with_several_samples_counts_once(source: Path, monkeypatch: p
         convert(args, samples)
 
 
+def test_a_step_that_was_scored_in_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else slime would train it without its teacher, or on a column with holes, as the first sample is."""
+    monkeypatch.syspath_prepend(STAND_INS)
+    from slime.utils.types import Sample
+
+    unscored, scored = [Given(0, index, None, 1.0, 2).make(Sample) for index in (1, 2)]
+    scored.teacher_log_probs = [-1.0, -2.0]
+    for samples in ([unscored, scored], [scored, unscored]):
+        with pytest.raises(AdapterError, match="sample 1: expected teacher_log_probs, as sample 2 has, got none"):
+            convert(argparse.Namespace(), samples)
+
+
 class Given(NamedTuple):
     """A sample with so many trained tokens."""
 

@@ -80,7 +80,6 @@ def settled(scored: ScoredRollout, use: Disposition = Disposition.DELIVERED) -> 
         reward=scored.reward,
         cause="" if use is Disposition.DELIVERED else str(use),
         ledger=rollout.session["ledger"],
-        seconds=rollout.seconds,
     )
 
 

@@ -488,9 +488,10 @@ def test_a_wrong_name_is_refused(text: str, said: str) -> None:
         TeacherSpec.parse(text)
 
 
-def test_a_script_that_cannot_be_read_is_refused_before_a_server_starts(tmp_path: Path) -> None:
-    settings = with_teachers(TeacherSpec.parse(f"rule=scripted={tmp_path / 'rule.toml'}"))
-    with pytest.raises(ScenarioError, match=r"rule\.toml"):
+@pytest.mark.parametrize("engine", ["scripted={}", "local={}", "vllm=http://127.0.0.1:1,tokenizer={}"])
+def test_a_file_that_is_not_there_is_refused_before_a_server_starts(engine: str, tmp_path: Path) -> None:
+    settings = with_teachers(TeacherSpec.parse("big=" + engine.format(tmp_path / "absent")))
+    with pytest.raises(ScenarioError, match="absent"):
         settings.check()
 
 
@@ -500,6 +501,8 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
         check_teachers([TeacherSpec.parse("big=scripted")] * 2)
     with pytest.raises(ScenarioError, match="another server than the one that samples"):
         check_teachers([TeacherSpec.parse(f"big=vllm={url}/")], "local", f"sglang=http://other,{url}#key=A")
+    with pytest.raises(ScenarioError, match="another server than the one that samples"):
+        check_teachers([TeacherSpec.parse("big=vllm=http://localhost:3000")], f"vllm={url}")
     check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")
 
 

@@ -86,6 +86,8 @@ async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Brow
         assert said in "".join(await sight.texts(".token.trained"))
         assert await sight.texts(".turn.flying") == []
         assert "tool1 turn" in await chosen(sight)
+        assert re.search(r"state\s*tool", await sight.text("ending"))
+        assert "outcome" not in await sight.text("ending")
         assert TOKEN not in await sight.page.content()
 
 

@@ -45,6 +45,8 @@ class _RolloutManager:
                 data[name] = [getattr(sample, name) for sample in samples]
         if samples[0].rollout_routed_experts is not None:
             data["rollout_routed_experts"] = [torch.as_tensor(sample.rollout_routed_experts) for sample in samples]
+        if samples[0].teacher_log_probs is not None:
+            data["teacher_log_probs"] = [sample.teacher_log_probs for sample in samples]
         return data
 
 

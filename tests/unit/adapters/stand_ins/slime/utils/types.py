@@ -24,6 +24,7 @@ class Sample:
     rollout_top_p_token_ids: Any = None
     rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
+    teacher_log_probs: list[float] | None = None
 
     class Status(Enum):
         PENDING = "pending"

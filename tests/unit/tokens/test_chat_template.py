@@ -428,6 +428,15 @@ def test_a_template_that_writes_one_call_of_several_is_read():
     assert ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source)).reads_calls
 
 
+@pytest.mark.parametrize("name", ["add_generation_prompt", "continue_final_message"])
+def test_the_end_of_a_prompt_is_no_variable(name):
+    """Some templates read both; a prompt ends where the model's turn begins."""
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(f"{{{{ {name} }}}}{toy_template().template.text}"))
+
+    with pytest.raises(MalformedRequest, match=name):
+        chat.with_variables({name: True})
+
+
 def test_arguments_go_in_as_an_object_where_the_template_writes_no_json():
     """Gemma 4's takes a text, too, and then writes braces twice."""
     source = UNKNOWN.replace(

@@ -103,6 +103,8 @@ class _JsonSchema(msgspec.Struct):
 class _ResponseFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _JsonSchema | None = None
+    schema: msgspec.Raw = NULL
+    """Schema in the place where Together, Fireworks and llama.cpp have it."""
 
 
 class _StreamOptions(msgspec.Struct):
@@ -352,13 +354,13 @@ def _read_schema(wire: _ChatBody, limits: RequestLimits) -> str | None:
             f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
             param="response_format",
         )
-    if wanted.type == "json_object":
+    raw = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
+    if raw == NULL and wanted.type == "json_object":
         return '{"type":"object"}'
-    if wanted.json_schema is None:
+    if raw == NULL:
         raise MalformedRequest(
             "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
         )
-    raw = wanted.json_schema.schema
     limits.require("schema_bytes", _size_bytes(raw), "response_format")
     schema = decode_json(_object_decoder, raw, "response_format.json_schema.schema")
     check_json(schema, "response_format", limits.json_depth)

@@ -128,6 +128,7 @@ FORMATS: dict[str, tuple[dict | None, str | None]] = {
     "none": (None, None),
     "text": ({"type": "text"}, None),
     "any object": ({"type": "json_object"}, '{"type":"object"}'),
+    "a schema of an object": ({"type": "json_object", "schema": {"required": ["a"]}}, '{"required":["a"]}'),
     "a schema": (
         {
             "type": "json_schema",

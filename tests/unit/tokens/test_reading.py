@@ -282,7 +282,8 @@ HARMONY_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|messag
             ParsedOutput("first", (CALLED,)),
         ),
         (
-            f"<|channel|>analysis<|message|>hm<|end|><|start|>assistant{HARMONY_CALL.replace('commentary', 'analysis')}",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+            + HARMONY_CALL.replace("commentary", "analysis"),
             ParsedOutput("", (CALLED,), reasoning="hm"),
         ),
         ("<|channel|>final<|message|>cut", ParsedOutput("cut")),

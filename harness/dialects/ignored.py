@@ -84,6 +84,7 @@ class BodyDecoder(Generic[_T]):
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
         """Return the body, or its field `within`, and the unknown fields. Raises `MalformedRequest` for refused."""
+        content = b"{}" if within and content == NULL else content
         try:
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -99,7 +100,7 @@ class BodyDecoder(Generic[_T]):
                 if value in _NOTHING or (spelled, value) in _NEUTRAL:
                     continue
                 raise MalformedRequest(f"{name}: expected none, {REFUSED[spelled]}", param=name)
-            unknown.append(name)
+            unknown.append(f"{within}.{name}" if within else name)
         return wire, unknown
 
 

@@ -1,6 +1,6 @@
 """Requests of OpenAI Responses in the normal form. Fields that cannot be served are refused by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -42,6 +42,7 @@ class _Text(msgspec.Struct):
 class _Reasoning(msgspec.Struct):
     effort: str | None = None
     summary: str | None = None
+    generate_summary: str | None = None
 
 
 class _ResponsesBody(msgspec.Struct):
@@ -56,10 +57,10 @@ class _ResponsesBody(msgspec.Struct):
     top_p: float | None = None
     top_logprobs: int | None = None
     max_output_tokens: int | None = None
-    text: _Text | None = None
+    text: msgspec.Raw = NULL
     include: list[str] | None = None
+    reasoning: msgspec.Raw = NULL
     # Ignored, and noted
-    reasoning: _Reasoning | None = None
     parallel_tool_calls: msgspec.Raw = NULL
     max_tool_calls: msgspec.Raw = NULL
     service_tier: msgspec.Raw = NULL
@@ -94,6 +95,8 @@ _SETTINGS: Mapping[str, tuple[bytes, ...]] = {
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
 _decoder = BodyDecoder(_ResponsesBody)
+_reasoning_decoder = BodyDecoder(_Reasoning)
+_text_decoder = BodyDecoder(_Text)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -102,6 +105,8 @@ def parse_request(
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`. Also raises `PreviousResponseNotFound`."""
     wire, unknown = _decoder.decode(call.body)
+    reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning, "reasoning")
+    wanted, of_text = _text_decoder.decode(wire.text, "text")
     _refuse_unsupported(wire)
     before = _read_before(wire, call)
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
@@ -109,7 +114,7 @@ def parse_request(
     limits.require("messages", len(before) + len(raws), "input")
     groups = group_items(raws, before, call.answered_as)
     tool_list = ToolList(wire.tools or (), limits)
-    effort = None if wire.reasoning is None else wire.reasoning.effort
+    effort = reasoning.effort
     recall = NOTHING_RECALLED
     if history is not None:
         # In a list of one, because the same bytes may mean something else as an item.
@@ -129,7 +134,9 @@ def parse_request(
         raise MalformedRequest("input: expected at least one item, got none", param="input")
     wants_logprobs = _LOGPROBS in (wire.include or ())
     mode, name = _read_choice(wire, tool_list)
-    ignored = _find_ignored(wire, unknown)
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, [*unknown, *of_reasoning, *of_text])
+    inner = {_EFFORT: effort, "text.verbosity": wanted.verbosity}
+    ignored |= {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -141,7 +148,7 @@ def parse_request(
             temperature=wire.temperature,
             top_p=wire.top_p,
             top_logprobs=wire.top_logprobs if wants_logprobs else None,
-            json_schema=_read_schema(wire, tool_list, limits),
+            json_schema=_read_schema(wanted.format, tool_list, limits),
         ),
         wants_logprobs=wants_logprobs,
         model=wire.model or "",
@@ -218,8 +225,7 @@ def _read_choice(wire: _ResponsesBody, tools: ToolList) -> tuple[ToolMode, str |
     return ToolMode.REQUIRED, name
 
 
-def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -> str | None:
-    wanted = None if wire.text is None else wire.text.format
+def _read_schema(wanted: _TextFormat | None, tools: ToolList, limits: RequestLimits) -> str | None:
     if wanted is None or wanted.type == "text":
         return None
     if tools.names:
@@ -234,15 +240,6 @@ def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -
     schema = decode_json(_object_decoder, wanted.schema, "text.format.schema")
     check_json(schema, "text.format.schema", limits.json_depth)
     return msgspec.json.encode(schema).decode()
-
-
-def _find_ignored(wire: _ResponsesBody, unknown: Sequence[str]) -> Json:
-    inner = {
-        _EFFORT: None if wire.reasoning is None else wire.reasoning.effort,
-        "text.verbosity": None if wire.text is None else wire.text.verbosity,
-    }
-    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
-    return ignored | {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
 
 
 def _notes(wire: _ResponsesBody, ignored: Json, tools: ToolList) -> TurnNotes:

@@ -55,7 +55,6 @@ class _OutputFormat(msgspec.Struct):
 class _OutputConfig(msgspec.Struct):
     format: _OutputFormat | None = None
     effort: str | None = None
-    task_budget: msgspec.Raw = NULL
 
 
 class _MessagesBody(msgspec.Struct):
@@ -70,7 +69,7 @@ class _MessagesBody(msgspec.Struct):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    output_config: _OutputConfig | None = None
+    output_config: msgspec.Raw = NULL
     output_format: _OutputFormat | None = None
     # Refused
     mcp_servers: list[msgspec.Raw] | None = None
@@ -89,6 +88,7 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
 }
 
 _decoder = BodyDecoder(_MessagesBody, ignored=(*_SETTINGS, *_MEANINGLESS))
+_config_decoder = BodyDecoder(_OutputConfig)
 _tool_decoder = msgspec.json.Decoder(_MessagesTool)
 
 
@@ -96,11 +96,12 @@ def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
     wire, unknown = _decoder.decode(call.body)
+    config, of_config = _config_decoder.decode(wire.output_config, "output_config")
     limits.require("messages", len(wire.messages), "messages")
     _refuse_unsupported(wire)
     raws = wire.tools or ()
     units = units_of(wire.system, call.paced(wire.messages))
-    effort = None if wire.output_config is None else wire.output_config.effort
+    effort = config.effort
     recall = NOTHING_RECALLED
     if history is not None:
         told = raws if effort is None else [*raws, msgspec.Raw(msgspec.json.encode(effort))]
@@ -118,7 +119,7 @@ def parse_request(
         raise MalformedRequest("messages: expected at least one message, got none", param="messages")
     limits.require("messages", len(messages), "messages")
     tools = (*offer.tools, *(tool for name, tool in offer.deferred.items() if name in reader.references))
-    ignored = _find_ignored(wire, unknown)
+    ignored = _find_ignored(wire, config, [*unknown, *of_config])
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -131,7 +132,7 @@ def parse_request(
             top_p=wire.top_p,
             top_k=wire.top_k,
             stop=tuple(text for text in wire.stop_sequences or () if text),
-            json_schema=_read_schema(wire, limits),
+            json_schema=_read_schema(wire, config.format or wire.output_format, limits),
         ),
         wants_logprobs=False,
         model=wire.model,
@@ -191,8 +192,7 @@ def _read_tool_name(choice: _ToolChoice | None, tools: Sequence[Json]) -> str | 
     return choice.name
 
 
-def _read_schema(wire: _MessagesBody, limits: RequestLimits) -> str | None:
-    wanted = (wire.output_config and wire.output_config.format) or wire.output_format
+def _read_schema(wire: _MessagesBody, wanted: _OutputFormat | None, limits: RequestLimits) -> str | None:
     if wanted is None:
         return None
     if wire.tools:
@@ -217,12 +217,10 @@ def _refuse_unsupported(wire: _MessagesBody) -> None:
     check_bounds("top_k", wire.top_k, 0, 2**31 - 1)
 
 
-def _find_ignored(wire: _MessagesBody, unknown: Sequence[str]) -> Json:
+def _find_ignored(wire: _MessagesBody, config: _OutputConfig, unknown: Sequence[str]) -> Json:
     ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
-    if wire.output_config is not None and wire.output_config.effort is not None:
-        ignored[_EFFORT] = wire.output_config.effort[:LONGEST_NOTE]
-    if wire.output_config is not None and wire.output_config.task_budget != NULL:
-        ignored["output_config.task_budget"] = None
+    if config.effort is not None:
+        ignored[_EFFORT] = config.effort[:LONGEST_NOTE]
     if wire.tool_choice is not None and wire.tool_choice.disable_parallel_tool_use:
         ignored["tool_choice.disable_parallel_tool_use"] = True
     return ignored

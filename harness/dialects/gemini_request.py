@@ -185,14 +185,13 @@ def parse_request(
 
 
 def _decode(decoder: BodyDecoder[_T], raw: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
-    """Return the field `within`, or the body, and the unknown fields with their place. Raises `MalformedRequest`."""
-    raw = b"{}" if raw == NULL else raw
+    """Return the field `within`, or the body, and the unknown fields. Raises `MalformedRequest`."""
     found, unknown = decoder.decode(raw, within)
     if any("_" in name for name in unknown):
         found, others = decoder.decode(respell(raw, 1), within)
         kept = {*others}
         unknown = [name for name in unknown if camel(name) in kept]
-    return found, [f"{within}.{name}" if within else name for name in unknown]
+    return found, unknown
 
 
 def _refuse_unsupported(wire: _GeminiBody, config: _GenerationConfig) -> None:

@@ -24,36 +24,41 @@ _REASONS: Mapping[str, str] = {
     "use `tools`": "functions",
     "use `tool_choice`": "function_call",
     "use `response_format`": "guided_json guided_regex guided_choice guided_grammar"
-    " structured_outputs regex ebnf json_schema",
+    " structured_outputs structural_tag regex ebnf json_schema grammar format",
     "use this dialect's own field for the answer's schema": "response_format",
     "such logprobs are not the model's": "repetition_penalty frequency_penalty presence_penalty length_penalty"
     " bad_words allowed_token_ids logit_bias custom_logit_processor custom_params vllm_xargs logits_processors"
-    " no_repeat_ngram_size typical_p top_a watermark watermarking",
+    " no_repeat_ngram_size typical_p typical top_a watermark watermarking repeat_penalty mirostat tfs_z"
+    " dry_multiplier xtc_probability dynatemp_range top_n_sigma smoothing_factor epsilon_cutoff eta_cutoff"
+    " bad_words_ids suppress_tokens samplers sampler_order",
     "set it in the session's `sampling`, or use another field": "temperature top_p top_k min_p seed stop stop_sequences"
-    " min_tokens min_new_tokens max_tokens max_completion_tokens max_output_tokens max_new_tokens stop_token_ids",
+    " min_tokens min_new_tokens max_tokens max_completion_tokens max_output_tokens max_new_tokens stop_token_ids"
+    " n_predict num_predict random_seed",
     "a turn ends where the model, a stop string or a limit ends it": "ignore_eos stop_regex thinking_token_budget"
-    " repetition_detection",
+    " thinking_budget repetition_detection",
     "the prompt is this request's conversation, rendered by the server": "input_ids prompt_token_ids session_params"
     " previous_input_messages thread",
     "the template writes them": "add_special_tokens",
-    "the operator chooses the model": "lora_path",
-    "the prompt has messages and tools only": "documents",
+    "the operator chooses the model": "lora_path lora adapter_id",
+    "the prompt has messages and tools only": "documents safe_prompt prompt_mode",
     "beam search does not sample from the model": "use_beam_search",
     "each answer is one sample": "best_of n",
     "nothing but text can be recorded": "modalities audio",
-    "the model sees the whole prompt": "truncate_prompt_tokens",
-    "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt prefix suffix",
-    "set it in `chat_template_kwargs` or the session's `template_variables`": "enable_thinking thinking",
+    "the model sees the whole prompt": "truncate_prompt_tokens prompt_truncate_len",
+    "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt prefix suffix"
+    " response_prefix",
+    "set it in `chat_template_kwargs` or the session's `template_variables`": "enable_thinking thinking think",
     "the operator sets it with `harness serve --template`": "chat_template",
     "only chat completions set variables of the template, or the session does": "chat_template_kwargs reasoning_effort",
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Fields that change the prompt or the sampling, with the alternative, for dialects that do not serve them."""
 _AT_REST: Mapping[str, str] = {
-    "false": "ignore_eos use_beam_search continue_final_message add_special_tokens watermarking",
-    "0": "frequency_penalty presence_penalty min_new_tokens min_tokens min_p no_repeat_ngram_size top_k top_a",
-    "1": "repetition_penalty length_penalty typical_p best_of n",
-    "-1": "top_k",
+    "false": "ignore_eos use_beam_search continue_final_message add_special_tokens watermarking safe_prompt",
+    "0": "frequency_penalty presence_penalty min_new_tokens min_tokens min_p no_repeat_ngram_size top_k top_a"
+    " mirostat dry_multiplier xtc_probability dynatemp_range top_n_sigma smoothing_factor epsilon_cutoff eta_cutoff",
+    "1": "repetition_penalty length_penalty typical_p typical best_of n repeat_penalty tfs_z",
+    "-1": "top_k top_n_sigma",
     "true": "add_generation_prompt",
     "{}": "logit_bias custom_params vllm_xargs chat_template_kwargs",
     '["text"]': "modalities",
@@ -86,6 +91,7 @@ class BodyDecoder(Generic[_T]):
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:
         """Return the body, or its field `within`, and the unknown fields. Raises `MalformedRequest` for refused."""
+        content = b"{}" if within and content == NULL else content
         try:
             return self._exact.decode(content), []
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -101,7 +107,7 @@ class BodyDecoder(Generic[_T]):
                 if value in _NOTHING or (spelled, value) in _NEUTRAL:
                     continue
                 raise MalformedRequest(f"{name}: expected none, {REFUSED[spelled]}", param=name)
-            unknown.append(name)
+            unknown.append(f"{within}.{name}" if within else name)
         return wire, unknown
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from harness.dialects.ignored import NULL, REFUSED, BodyDecoder, Settings, find_ignored, note_ignored
+from harness.dialects.ignored import LONGEST_NOTE, NULL, REFUSED, BodyDecoder, Settings, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.model_request import (
     ModelRequest,
@@ -29,6 +29,7 @@ from harness.tokens.history import NOTHING_RECALLED, History
 from harness.types import Json, Message, Paced, SamplingWishes, TurnNotes
 
 NAME = "openai_chat"
+_EFFORT = "reasoning.effort"
 
 
 class _TextPart(msgspec.Struct):
@@ -103,10 +104,19 @@ class _JsonSchema(msgspec.Struct):
 class _ResponseFormat(msgspec.Struct):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: _JsonSchema | None = None
+    schema: msgspec.Raw = NULL
+    """Schema in the place where Together, Fireworks and llama.cpp have it."""
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
+
+
+class _Reasoning(msgspec.Struct):
+    """Wish in the form of OpenRouter."""
+
+    effort: str | None = None
+    max_tokens: int | None = None
 
 
 class _ChatBody(msgspec.Struct):
@@ -134,6 +144,7 @@ class _ChatBody(msgspec.Struct):
     logit_bias: dict[str, float] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    reasoning: msgspec.Raw = NULL
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -153,6 +164,7 @@ _REFUSED_IN_MESSAGES: Mapping[str, str] = {
     **dict.fromkeys(("prefix", "partial"), REFUSED["continue_final_message"]),
 }
 _decoder = BodyDecoder(_ChatBody, ignored=(*_SETTINGS, *_MEANINGLESS))
+_reasoning_decoder = BodyDecoder(_Reasoning)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
@@ -166,9 +178,12 @@ def parse_request(
     wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     variables = _read_variables(wire, limits)
+    reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning, "reasoning")
+    effort = {} if reasoning.effort is None else {_EFFORT: reasoning.effort}
     recall = NOTHING_RECALLED
     if history is not None:
-        raws = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(variables))] if variables else ())]
+        told = variables | effort
+        raws = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(told))] if told else ())]
         recall = history.recall(NAME, raws, wire.messages, call.sent)
     messages = _read_messages(wire.messages, recall.known, call.paced)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
@@ -176,7 +191,10 @@ def parse_request(
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
-    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, [*unknown, *of_reasoning])
+    ignored |= {name: level[:LONGEST_NOTE] for name, level in effort.items()}
+    if reasoning.max_tokens is not None:
+        ignored["reasoning.max_tokens"] = reasoning.max_tokens
     stop = [wire.stop] if isinstance(wire.stop, str) else wire.stop or []
     request = ModelRequest(
         dialect=NAME,
@@ -203,6 +221,7 @@ def parse_request(
         notes=TurnNotes(ignored=note_ignored(ignored)),
         ignored=tuple(ignored),
         template_variables=variables,
+        effort=next(iter(effort.items()), None),
     )
     limits.check(messages, tools, request.sampling, recall)
     return request
@@ -335,12 +354,12 @@ def _read_schema(wire: _ChatBody, limits: RequestLimits) -> str | None:
             f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
             param="response_format",
         )
-    if wanted.type == "json_object":
+    raw = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
+    if raw == NULL and wanted.type == "json_object":
         return '{"type":"object"}'
-    if wanted.json_schema is None:
+    if raw == NULL:
         raise MalformedRequest(
             "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
         )
-    raw = wanted.json_schema.schema
     schema = decode_schema(raw, limits, "response_format", "response_format.json_schema.schema")
     return msgspec.json.encode(schema).decode()

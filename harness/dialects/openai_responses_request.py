@@ -1,6 +1,5 @@
 """Requests of OpenAI Responses in the normal form. Fields that cannot be served are refused by name."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -42,6 +41,7 @@ class _Text(msgspec.Struct):
 class _Reasoning(msgspec.Struct):
     effort: str | None = None
     summary: str | None = None
+    generate_summary: str | None = None
 
 
 class _ResponsesBody(msgspec.Struct):
@@ -56,10 +56,9 @@ class _ResponsesBody(msgspec.Struct):
     top_p: float | None = None
     top_logprobs: int | None = None
     max_output_tokens: int | None = None
-    text: _Text | None = None
+    text: msgspec.Raw = NULL
     include: list[str] | None = None
-    # Ignored, and noted
-    reasoning: _Reasoning | None = None
+    reasoning: msgspec.Raw = NULL
     # Served by what is done anyway
     stream_options: msgspec.Raw = NULL
     store: msgspec.Raw = NULL
@@ -83,6 +82,8 @@ _SETTINGS: Settings = {
 _MEANINGLESS = ("metadata", "client_metadata", "user", "safety_identifier")
 
 _decoder = BodyDecoder(_ResponsesBody, ignored=(*_SETTINGS, *_MEANINGLESS))
+_reasoning_decoder = BodyDecoder(_Reasoning)
+_text_decoder = BodyDecoder(_Text)
 
 
 def parse_request(
@@ -90,6 +91,8 @@ def parse_request(
 ) -> ModelRequest:
     """Parse `call`; see `Dialect.parse`. Also raises `PreviousResponseNotFound`."""
     wire, unknown = _decoder.decode(call.body)
+    reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning, "reasoning")
+    wanted, of_text = _text_decoder.decode(wire.text, "text")
     _refuse_unsupported(wire)
     before = _read_before(wire, call)
     text = [{"role": "user", "content": wire.input}] if isinstance(wire.input, str) else []
@@ -97,7 +100,7 @@ def parse_request(
     limits.require("messages", len(before) + len(raws), "input")
     groups = group_items(raws, before, call.answered_as)
     tool_list = ToolList(wire.tools or (), limits)
-    effort = None if wire.reasoning is None else wire.reasoning.effort
+    effort = reasoning.effort
     recall = NOTHING_RECALLED
     if history is not None:
         # In a list of one, because the same bytes may mean something else as an item.
@@ -117,7 +120,9 @@ def parse_request(
         raise MalformedRequest("input: expected at least one item, got none", param="input")
     wants_logprobs = _LOGPROBS in (wire.include or ())
     mode, name = _read_choice(wire, tool_list)
-    ignored = _find_ignored(wire, unknown)
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, [*unknown, *of_reasoning, *of_text])
+    inner = {_EFFORT: effort, "text.verbosity": wanted.verbosity}
+    ignored |= {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
     request = ModelRequest(
         dialect=NAME,
         messages=messages,
@@ -129,7 +134,7 @@ def parse_request(
             temperature=wire.temperature,
             top_p=wire.top_p,
             top_logprobs=wire.top_logprobs if wants_logprobs else None,
-            json_schema=_read_schema(wire, tool_list, limits),
+            json_schema=_read_schema(wanted.format, tool_list, limits),
         ),
         wants_logprobs=wants_logprobs,
         model=wire.model or "",
@@ -203,8 +208,7 @@ def _read_choice(wire: _ResponsesBody, tools: ToolList) -> tuple[ToolMode, str |
     return ToolMode.REQUIRED, name
 
 
-def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -> str | None:
-    wanted = None if wire.text is None else wire.text.format
+def _read_schema(wanted: _TextFormat | None, tools: ToolList, limits: RequestLimits) -> str | None:
     if wanted is None or wanted.type == "text":
         return None
     if tools.names:
@@ -217,15 +221,6 @@ def _read_schema(wire: _ResponsesBody, tools: ToolList, limits: RequestLimits) -
         raise MalformedRequest("text.format.schema: expected beside type 'json_schema'", param="text.format.schema")
     schema = decode_schema(wanted.schema, limits, "text.format.schema", "text.format.schema")
     return msgspec.json.encode(schema).decode()
-
-
-def _find_ignored(wire: _ResponsesBody, unknown: Sequence[str]) -> Json:
-    inner = {
-        _EFFORT: None if wire.reasoning is None else wire.reasoning.effort,
-        "text.verbosity": None if wire.text is None else wire.text.verbosity,
-    }
-    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, unknown)
-    return ignored | {name: value[:LONGEST_NOTE] for name, value in inner.items() if value is not None}
 
 
 def _notes(wire: _ResponsesBody, ignored: Json, tools: ToolList) -> TurnNotes:

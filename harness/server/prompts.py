@@ -242,7 +242,7 @@ class Prompts:
             field, level = asked.effort
             with suppress(MalformedRequest):
                 own.with_variables({_EFFORT: level})
-                wishes, fields = {_EFFORT: level}, {_EFFORT: field}
+                wishes, fields = {_EFFORT: level, **wishes}, {_EFFORT: field, **fields}
                 asked = asked.without_ignored(field)
         if not wishes:
             return asked, own

@@ -78,7 +78,7 @@ class _HarmonyMessage(NamedTuple):
 
     @property
     def is_reasoning(self) -> bool:
-        return self.channel == "analysis"
+        return self.channel == "analysis" and self.recipient is None
 
 
 class _Reader:

@@ -42,7 +42,8 @@ _CALLING: tuple[Message, ...] = tuple(
     {"role": "assistant", "content": "", "tool_calls": [_CALLS[i].to_json(f"call_0_{i}") for i in range(calls)]}
     for calls in (2, 1)  # some templates refuse more than one call in an answer, or write the first
 )
-_MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+_WORD = re.compile(r"\w")
+_MARKER = re.compile(r"<[^<>\n]+>|\[[A-Z_]+\]")
 
 
 class ChatTemplateTokenizer:
@@ -147,9 +148,13 @@ class ChatTemplateTokenizer:
     def _call_marker(self) -> str | None:
         said = self.template.try_render([_ASKING, dummy_answer(0)], [_FINDING], generation_prompt=False) or ""
         plain = said.rpartition(_ASKING["content"])[2]
-        found = (match.group() for match in _MARKER.finditer(self._written_calls()[1]))
+        written, name = self._written_calls()[1], _CALLS[0].name
+        before = written.partition(name)[0]
+        last = max((match.start() for match in _MARKER.finditer(before)), default=0)
+        # A marker may hold the name. Where other answers have all of them, the text up to the name tells calls.
+        found = [*(match.group().partition(name)[0] for match in _MARKER.finditer(written)), before[last:]]
         known = [plain, THINK, THOUGHT, *(call.arguments for call in _CALLS)]
-        return next((text for text in found if not any(text in each for each in known)), None)
+        return next((text for text in found if _WORD.search(text) and not any(text in each for each in known)), None)
 
     def call_beginning_ids(self, name: str | None) -> list[int]:
         return self._reader.call_beginning_ids(name)

@@ -28,7 +28,7 @@ from harness.types import Json, Message
 # A template may raise any of these over messages it was not written for, which is the client's error.
 _FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt")
+_OF_CONVERSATIONS = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # templates read the first two
 
 

@@ -128,6 +128,7 @@ FORMATS: dict[str, tuple[dict | None, str | None]] = {
     "none": (None, None),
     "text": ({"type": "text"}, None),
     "any object": ({"type": "json_object"}, '{"type":"object"}'),
+    "a schema of an object": ({"type": "json_object", "schema": {"required": ["a"]}}, '{"required":["a"]}'),
     "a schema": (
         {
             "type": "json_schema",
@@ -468,6 +469,26 @@ def test_an_empty_logit_bias_is_none():
         ("continue_final_message", True),
         ("add_generation_prompt", False),
         ("enable_thinking", False),
+        ("think", False),
+        ("thinking_budget", 0),
+        ("repeat_penalty", 1.1),
+        ("mirostat", 2),
+        ("tfs_z", 0.9),
+        ("dry_multiplier", 0.8),
+        ("xtc_probability", 0.5),
+        ("dynatemp_range", 0.5),
+        ("top_n_sigma", 1.5),
+        ("bad_words_ids", [[7]]),
+        ("samplers", ["top_k"]),
+        ("grammar", "root ::= [a-z]+"),
+        ("format", "json"),
+        ("num_predict", 8),
+        ("random_seed", 3),
+        ("safe_prompt", True),
+        ("prompt_mode", "reasoning"),
+        ("prompt_truncate_len", 100),
+        ("response_prefix", "Once"),
+        ("adapter_id", "a/b"),
     ],
 )
 def test_a_wish_that_changes_prompt_or_sampling_is_refused_by_name(name, value):
@@ -521,6 +542,7 @@ def test_variables_of_the_template_are_read():
     """The effort is one of them; a penalty that changes nothing is none."""
     wishes = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "repetition_penalty": 1.0}
     wishes |= {"ignore_eos": False, "best_of": 1, "continue_final_message": False, "add_generation_prompt": True}
+    wishes |= {"repeat_penalty": 1.0, "mirostat": 0, "dry_multiplier": 0.0, "top_n_sigma": -1, "safe_prompt": False}
 
     asked = parse_request(WireCall(body([user("hi")], **wishes)))
 

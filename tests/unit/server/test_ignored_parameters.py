@@ -59,6 +59,37 @@ async def test_an_ignored_parameter_is_noted_counted_and_in_a_strict_session_ref
         assert f'harness_ignored_parameters_total{{dialect="{speaker.name}",parameter="{each}"}} 1.0' in metrics
 
 
+@pytest.mark.parametrize(
+    ("dialect", "field", "value"),
+    [
+        ("openai_chat", "reasoning", {"enabled": True, "exclude": True}),
+        ("openai_responses", "reasoning", {"context": "all_turns", "mode": "pro"}),
+        ("openai_responses", "text", {"made_up": 1}),
+        ("anthropic_messages", "output_config", {"task_budget": {"total": 9}, "made_up": 1}),
+        ("gemini", "generationConfig", {"speechConfig": {}}),
+    ],
+)
+def test_a_part_of_a_setting_is_noted_with_its_place(dialect: str, field: str, value: Json):
+    """Where only another part of the field is served."""
+    (speaker,) = (each for each in SPEAKERS if each.name == dialect)
+    (parser,) = (each for each in DIALECTS if each.name == dialect)
+    body = speaker.body([{"role": "user", "content": "hi"}], [])
+
+    asked = parser.parse(WireCall(json.dumps(body | {field: value}).encode(), path=speaker.path), DEFAULT_LIMITS, None)
+
+    assert asked.notes.ignored == {f"{field}.{name}": None for name in value}
+
+
+def test_a_budget_of_reasoning_is_noted_with_its_value():
+    """As in the other dialects: agents send it unasked."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "reasoning": {"max_tokens": 2_000}}
+    (chat,) = (each for each in DIALECTS if each.name == "openai_chat")
+
+    asked = chat.parse(WireCall(json.dumps(body).encode()), DEFAULT_LIMITS, None)
+
+    assert asked.notes.ignored == {"reasoning.max_tokens": 2_000}
+
+
 FOREIGN: Json = {
     "top_k": 5,
     "min_p": 0.1,

@@ -121,6 +121,7 @@ EFFORT = {
         {"messages": [user("a")], "max_tokens": 9, "output_config": {"effort": "high"}},
         "output_config.effort",
     ),
+    "/v1/chat/completions": ({"messages": [user("a")], "reasoning": {"effort": "high"}}, "reasoning.effort"),
 }
 
 
@@ -154,6 +155,17 @@ async def test_the_effort_in_another_dialect_is_the_templates_where_it_reads_one
         assert ends(record) == [end]
         is_used = end.endswith("high")
         assert record["turns"][0]["notes"].get("ignored", {}) == ({} if is_used else {field: "high"})
+
+
+async def test_an_effort_is_beside_other_variables():
+    """In chat completions, whose own name for it goes first."""
+    async with thinking_server() as client:
+        session = await client.create(after_incomplete="serve")
+        for more in ({}, {"reasoning_effort": "low"}):
+            await client.chat(session, [user("a")], chat_template_kwargs=OFF, reasoning={"effort": "high"}, **more)
+        record = await client.record(session)
+
+    assert ends(record) == ["<think></think>high", "<think></think>low"]
 
 
 async def test_another_variable_is_another_root():

@@ -395,14 +395,22 @@ def test_the_words_of_the_probe_mark_no_call():
 @pytest.mark.parametrize(
     ("written", "begin"),
     [
+        ('<function name="f"></function>', '<function name="'),
+        ("<function=f>{}</function>", "<function="),
+        ('<|im_start|>call tool="f" index="1"', '<|im_start|>call tool="'),
+        ("words\nAction: f\nInput: {}", "Action: "),
         ("<seed:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></seed:tool_call>", "<seed:tool_call>"),
         ("<calling>f</calling>", "<calling>"),
     ],
 )
 def test_another_familys_words_in_unknown_calls_hide_no_call(written, begin):
-    """A template may hold known words, wrap calls in markers of its own, and refuse tools without a description."""
+    """A template may hold known words, wrap calls in markers of its own, and refuse tools without a description.
+
+    A marker may end with the name of the function, have spaces, or begin other messages, too.
+    """
     source = UNKNOWN.replace("{{ t | tojson }}", "{{ t.function.description | tojson }}<function=x><parameter=y>")
-    source = source.replace("<calling>", begin).replace("</calling>", begin.replace("<", "</"))
+    end = begin.replace("<", "</") if begin.endswith(">") else "\n"
+    source = source.replace("<calling>", begin).replace("</calling>", end)
     chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
     tools = [{"type": "function", "function": {"name": "f", "description": "F."}}]
 
@@ -418,6 +426,15 @@ def test_a_template_that_writes_one_call_of_several_is_read():
 
     assert each in toy_template().template.text
     assert ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source)).reads_calls
+
+
+@pytest.mark.parametrize("name", ["add_generation_prompt", "continue_final_message"])
+def test_the_end_of_a_prompt_is_no_variable(name):
+    """Some templates read both; a prompt ends where the model's turn begins."""
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(f"{{{{ {name} }}}}{toy_template().template.text}"))
+
+    with pytest.raises(MalformedRequest, match=name):
+        chat.with_variables({name: True})
 
 
 def test_arguments_go_in_as_an_object_where_the_template_writes_no_json():

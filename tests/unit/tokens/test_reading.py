@@ -281,6 +281,11 @@ HARMONY_CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|messag
             f"<|channel|>commentary<|message|>first<|end|><|start|>assistant{HARMONY_CALL}",
             ParsedOutput("first", (CALLED,)),
         ),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+            + HARMONY_CALL.replace("commentary", "analysis"),
+            ParsedOutput("", (CALLED,), reasoning="hm"),
+        ),
         ("<|channel|>final<|message|>cut", ParsedOutput("cut")),
         ("<|channel|>analysis<|message|>cut", ParsedOutput("", reasoning="cut")),
     ],

@@ -144,30 +144,6 @@ def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
     assert psutil.wait_procs(agents, timeout=30)[1] == []
 
 
-def test_a_changed_configuration_is_not_resumed(scenario: Path, tmp_path: Path):
-    """Exit code 4 and the keys that differ; flags count."""
-    run = tmp_path / "run"
-    process = _start_until_slow(scenario, run)
-    process.kill()
-    wait(process)
-    ended = harness("run", scenario, "--resume", "--out", run, "--seed", "8")
-
-    assert ended.code == 4
-    assert "scenarios[0].scenario.seed: 3 -> 8" in ended.stderr
-
-
-def test_a_directory_is_resumed_by_one_run_at_a_time(scenario: Path, tmp_path: Path):
-    """The second one says so and leaves the first alone."""
-    run = tmp_path / "run"
-    process = _start_until_slow(scenario, run)
-    ended = harness("run", run, "--resume")
-    process.kill()
-    wait(process)
-
-    assert ended.code == 4
-    assert f"another process uses the run {run}" in ended.stderr
-
-
 @pytest.fixture(name="small_disk")
 def _small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB; not being able to have one is a failure in CI and a skip elsewhere."""

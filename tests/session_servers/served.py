@@ -159,13 +159,14 @@ async def serving_with(
     settings: ServerSettings | None = None,
     clock: Clock = time.time,
     chat_tokenizer: ChatTokenizer | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncIterator[Client[E]]:
     """The same in front of `engine`; its client is an operator."""
     token = None if settings is None else settings.admin_token
     kept = open_store(store, clock) if isinstance(store, Path | str) else store
     async with (
         serve(engine, chat_tokenizer or toy_template(), kept, settings, clock=clock) as running,
-        httpx.AsyncClient(base_url=running.url, headers=bearer(token), timeout=PATIENCE_S) as http,
+        httpx.AsyncClient(base_url=running.url, headers=bearer(token), timeout=patience_s) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
 

@@ -122,23 +122,16 @@ def test_prompt_and_output_of_a_turn_begin_the_prompt_of_the_next(turns: list[Re
         assert np.array_equal(turn.prompt_ids[: before.size], before)
 
 
-def test_every_sampled_token_is_in_the_ledger(run_dir: Path, turns: list[RecordedTurn]) -> None:
-    """I4: tokens counted in the database equal the ledger's, and the ledger balances."""
-    ledger = json.loads((run_dir / "result.json").read_text())["ledger"]
-    sampled = sum(turn.output_ids.size for turn in turns)
-    assert ledger["generated"] == sampled
-    assert ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()) == sampled
-
-
-def test_the_engine_has_counted_the_same_tokens(run_dir: Path) -> None:
+def test_every_token_is_in_the_ledger_as_others_count_it(
+    run_dir: Path, turns: list[RecordedTurn], samples: list[dict[str, Any]]
+) -> None:
+    """I4: as the database, the engine and the samples have them; and the ledger balances."""
     result = json.loads((run_dir / "result.json").read_text())
-    heard = result["witness"]
-    assert (heard["engines"], heard["difference"], heard["not_comparable"]) == (result["ledger"]["generated"], 0, [])
-
-
-def test_trained_tokens_of_the_samples_are_those_of_the_ledger(run_dir: Path, samples: list[dict[str, Any]]) -> None:
-    """What the trainer gets is what the ledger promised."""
-    ledger = json.loads((run_dir / "result.json").read_text())["ledger"]
+    ledger, heard = result["ledger"], result["witness"]
+    sampled = sum(turn.output_ids.size for turn in turns)
+    assert (ledger["generated"], heard["engines"], heard["difference"]) == (sampled, sampled, 0)
+    assert heard["not_comparable"] == []
+    assert ledger["trained"] + ledger["masked"] + sum(ledger["dropped"].values()) == sampled
     assert sum(sum(sample["loss_mask"]) for sample in samples) == ledger["trained"]
 
 

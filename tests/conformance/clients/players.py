@@ -110,6 +110,14 @@ async def prepare_cast(libraries: Sequence[ClientLibrary]) -> dict[ClientLibrary
     return {library: agent.command for library, agent in zip(libraries, agents, strict=True)}
 
 
+def variables_of(url: str, key: str) -> dict[str, str]:
+    """How client libraries find the session at `url`."""
+    variables = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY"), key)
+    variables |= dict.fromkeys(("OPENAI_BASE_URL", "OPENAI_API_BASE"), f"{url}/v1")
+    variables |= dict.fromkeys(("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE", "GOOGLE_GEMINI_BASE_URL"), url)
+    return {**variables, "NO_PROXY": "127.0.0.1"}
+
+
 @asynccontextmanager
 async def playing(
     library: ClientLibrary, command: Command, session: SessionHandle, witness_url: str
@@ -121,17 +129,11 @@ async def playing(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={
-            "PATH": os.environ["PATH"],
-            "HOME": os.environ["HOME"],
-            "OPENAI_BASE_URL": f"{witness_url}/sessions/{session.session_id}/v1",
-            "OPENAI_API_KEY": session.api_key,
-            "ANTHROPIC_BASE_URL": f"{witness_url}/sessions/{session.session_id}",
-            "ANTHROPIC_API_KEY": session.api_key,
-            "GOOGLE_GEMINI_BASE_URL": f"{witness_url}/sessions/{session.session_id}",
-            "GEMINI_API_KEY": session.api_key,
+            **{name: os.environ[name] for name in ("PATH", "HOME")},
+            **variables_of(f"{witness_url}/sessions/{session.session_id}", session.api_key),
+            "LOOP": "openai_loop",
             "OPENAI_MODEL": "scripted",
             "CLIENT_STREAMS": str(int(library.streams)),
-            "NO_PROXY": "127.0.0.1",
         },
         start_new_session=True,
     )

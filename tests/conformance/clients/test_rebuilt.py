@@ -14,7 +14,7 @@ from harness.rollouts.agents.programs import prepare_agent
 from harness.server.serving import serve
 from harness.server.store.memory import MemoryStore
 from harness.types import FinishReason, Json
-from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call
+from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call, variables_of
 from tests.dialects.speakers import SPEAKERS
 from tests.session_servers.served import bearer
 from tests.unit.server.test_reasoning import reasoning_tokenizer
@@ -33,7 +33,7 @@ STEPS = (
 """A text, reasoning, two calls, one with free text, one that is malformed, a text that is cut, and nothing."""
 
 
-async def rebuild(program: str, streaming: str) -> tuple[list[Json], list[Json], list[Json]]:
+async def rebuild(program: str, loop: str, streaming: str) -> tuple[list[Json], list[Json], list[Json]]:
     """What the program has put together, the turns that were recorded, and the answers that the server has stored."""
     agent = await prepare_agent(PROGRAMS / f"{program}.py")
     chat_tokenizer = reasoning_tokenizer()
@@ -45,14 +45,10 @@ async def rebuild(program: str, streaming: str) -> tuple[list[Json], list[Json],
             *agent.command,
             stdout=asyncio.subprocess.PIPE,
             env={
-                "PATH": os.environ["PATH"],
-                "HOME": os.environ["HOME"],
-                "OPENAI_BASE_URL": f"{session['base_url']}/v1",
-                "OPENAI_API_KEY": session["api_key"],
-                "ANTHROPIC_BASE_URL": session["base_url"],
-                "ANTHROPIC_API_KEY": session["api_key"],
+                **{name: os.environ[name] for name in ("PATH", "HOME")},
+                **variables_of(session["base_url"], session["api_key"]),
+                "LOOP": loop,
                 "QUESTIONS": str(len(STEPS)),
-                "NO_PROXY": "127.0.0.1",
             },
         )
         try:
@@ -77,12 +73,11 @@ def as_sent(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("program", "streaming"),
-    [("responses_openai_2", "live"), ("responses_openai_3", "recorded"), ("responses_openai_3", "live")],
+    ("program", "streaming"), [("openai_2", "live"), ("openai_3", "recorded"), ("openai_3", "live")]
 )
 async def test_a_stream_helper_rebuilds_every_reply(program, streaming):
     """The items of the whole answer, the text of its deltas, and how it ended."""
-    rebuilt, _, stored = await rebuild(program, streaming)
+    rebuilt, _, stored = await rebuild(program, "responses_loop", streaming)
 
     assert [as_sent(each["helper"]) for each in rebuilt] == [answer["output"] for answer in stored]
     assert [as_sent(each["done"]) for each in rebuilt] == [answer["output"] for answer in stored]
@@ -98,16 +93,16 @@ async def test_a_stream_helper_rebuilds_every_reply(program, streaming):
 @pytest.mark.parametrize(
     ("program", "dialect", "streaming"),
     [
-        ("chat_openai_2", "openai_chat", "live"),
-        ("chat_openai_3", "openai_chat", "recorded"),
-        ("chat_openai_3", "openai_chat", "live"),
+        ("openai_2", "openai_chat", "live"),
+        ("openai_3", "openai_chat", "recorded"),
+        ("openai_3", "openai_chat", "live"),
         ("messages_anthropic_2", "anthropic_messages", "recorded"),
         ("messages_anthropic_2", "anthropic_messages", "live"),
     ],
 )
 async def test_a_stream_helper_rebuilds_every_message(program, dialect, streaming):
     """Reasoning, text and calls are those of the recorded reply, the arguments the same JSON."""
-    rebuilt, turns, _ = await rebuild(program, streaming)
+    rebuilt, turns, _ = await rebuild(program, "chat_loop", streaming)
 
     [speaker] = [speaker for speaker in SPEAKERS if speaker.name == dialect]
     replies = [{**turn["reply"], "content": turn["reply"]["content"] or ""} for turn in turns]

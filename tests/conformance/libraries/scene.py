@@ -29,6 +29,7 @@ from harness.server.telemetry.logging import configure_logging
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult
 from tests.conformance.agents.staged_engine import SIDE_ANSWER
+from tests.conformance.clients.players import variables_of
 from tests.conformance.clients.witness import Witness
 from tests.conformance.families.family import load
 from tests.conformance.libraries.casts import LIBRARIES, QWEN2_5, QWEN3, Library, script
@@ -116,17 +117,7 @@ class Server(NamedTuple):
         """A session by default options: its id, and the variables by which a program finds it."""
         session = SessionHandle(**(await self.http.post("/sessions", json={})).json())
         url = f"{self.witness.url}/sessions/{session.session_id}"
-        env = {
-            "OPENAI_BASE_URL": f"{url}/v1",
-            "OPENAI_API_BASE": f"{url}/v1",
-            "OPENAI_API_KEY": session.api_key,
-            "ANTHROPIC_BASE_URL": url,
-            "ANTHROPIC_API_BASE": url,
-            "ANTHROPIC_API_KEY": session.api_key,
-            "GOOGLE_GEMINI_BASE_URL": url,
-            "GEMINI_API_KEY": session.api_key,
-        }
-        return session.session_id, env
+        return session.session_id, variables_of(url, session.api_key)
 
     async def played(self, session_id: str, answers: list[str]) -> Played:
         """The outcome of the session that was told `answers`."""
@@ -218,7 +209,6 @@ async def run_program(program: Program, conversations: list[dict[str, object]]) 
         variables = {
             "PATH": os.environ["PATH"],
             "HOME": home,
-            "NO_PROXY": "127.0.0.1",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it is asked of GitHub, three times
             "CONVERSATIONS": json.dumps(conversations),
             **program.env,

@@ -36,18 +36,12 @@ def test_transformers_finds_every_weight_it_wants(folder: Path) -> None:
     assert {name: set(found) for name, found in loading.items() if found} == {}
 
 
-def test_whatever_it_samples_can_be_read(folder: Path) -> None:
-    """The model has as many ids as its tokenizer."""
-    config = json.loads((folder / "config.json").read_text())
+def test_its_ids_are_those_of_its_tokenizer(folder: Path) -> None:
+    """Whatever it samples can be read, and its ids of ends are those that the real template writes."""
+    config, tokenizer = json.loads((folder / "config.json").read_text()), open_chat_tokenizer(folder).tokenizer
 
-    assert config["vocab_size"] == open_chat_tokenizer(folder).tokenizer.vocab_size
-
-
-def test_its_ids_end_turns(folder: Path) -> None:
-    """The end-of-turn id of the configuration is the one that the real template writes."""
-    chat = open_chat_tokenizer(folder)
-
-    assert chat.tokenizer.encode("<|im_end|><|endoftext|>") == [151_645, 151_643]
+    assert config["vocab_size"] == tokenizer.vocab_size
+    assert tokenizer.encode("<|im_end|><|endoftext|>") == [151_645, 151_643]
 
 
 def test_without_npm_it_says_what_to_do(tmp_path: Path) -> None:

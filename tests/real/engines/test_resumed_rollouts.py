@@ -5,10 +5,8 @@
 
 import asyncio
 import os
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from harness.engines.base import EngineCount, TokenProvider
@@ -16,8 +14,6 @@ from harness.engines.connect import open_engine
 from harness.lab.lanes import INSTALLED, LaneEngine
 from harness.lab.models.perturb import perturb_checkpoint
 from harness.rollouts.control.weights import WeightUpdater
-from harness.server.serving import serve
-from harness.server.store.connect import open_store
 from harness.suite.judge.witness import Look, hear
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Json, Message
@@ -25,7 +21,7 @@ from tests.builders import user
 from tests.controllers.weight_agents import versions_of
 from tests.ground_truth import compare
 from tests.real_engines import on_real
-from tests.session_servers.served import Client, Served
+from tests.session_servers.served import Client, Served, serving_with
 
 ROLLOUTS = int(os.environ.get("HARNESS_SOAK_AGENTS", "10"))
 TURNS = 4
@@ -126,13 +122,10 @@ async def test_no_turn_is_sampled_twice(
     url, chat_tokenizer = request.getfixturevalue(f"{kind}_url"), open_chat_tokenizer(model_dir)
     checkpoints = {0: model_dir, 1: perturb_checkpoint(model_dir, tmp_path / "1", number=1, noise=0.03)}
     engine = open_engine(f"{kind}={url}", tokenizer=chat_tokenizer.tokenizer)
-    async with (
-        serve(engine, chat_tokenizer, open_store(tmp_path / "s.db", time.time)) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=600) as http,
-    ):
+    serving = serving_with(engine, store=tmp_path / "s.db", chat_tokenizer=chat_tokenizer, patience_s=600)
+    async with serving as client:
         await engine.update_weights(model_dir, "0")
         try:
-            client = Client(http, engine, running.server, running.url, running.restored)
             agents = [KilledAgent(client, number) for number in range(ROLLOUTS)]
             await play(agents, engine, checkpoints)
             samples = [sample for agent in agents if agent.session for sample in await client.samples(agent.session)]

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 
 from harness.engines.connect import open_engine
@@ -18,9 +17,7 @@ from harness.lab.lanes import INSTALLED
 from harness.lab.models.perturb import perturb_checkpoint
 from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport
-from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from tests.builders import user
 from tests.fake_engines.fake_server import Fault
@@ -28,7 +25,7 @@ from tests.fake_engines.faulty_proxy import FaultyProxy, proxied
 from tests.fake_engines.update_steps import STEPS
 from tests.ground_truth import compare
 from tests.real_engines import on_real
-from tests.session_servers.served import Client, Served
+from tests.session_servers.served import Client, Served, serving_with
 
 pytestmark = [pytest.mark.model]
 
@@ -91,11 +88,7 @@ async def _running(kind: str, url: str, model_dir: Path, folders: list[Path]) ->
     async with proxied(url) as proxy:
         engine = open_engine(f"{kind}={proxy.url}", tokenizer=chat_tokenizer.tokenizer)
         settings = ServerSettings(pause_timeout_s=5)
-        async with (
-            serve(engine, chat_tokenizer, MemoryStore(), settings) as running,
-            httpx.AsyncClient(base_url=running.url, timeout=600) as http,
-        ):
-            client = Client(http, engine, running.server, running.url, running.restored)
+        async with serving_with(engine, settings=settings, chat_tokenizer=chat_tokenizer, patience_s=600) as client:
             await engine.update_weights(model_dir, "0")
             try:
                 yield Cluster(kind, proxy, client, folders, {0: model_dir})

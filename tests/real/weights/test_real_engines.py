@@ -11,15 +11,12 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
 from harness.engines.connect import open_engine
 from harness.lab.lanes import INSTALLED, LaneEngine
 from harness.lab.models.perturb import perturb_checkpoint
-from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, TokenIds, as_ids
@@ -28,7 +25,7 @@ from tests.builders import user
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of
 from tests.ground_truth import logprobs_of
 from tests.real_engines import on_real
-from tests.session_servers.served import Client
+from tests.session_servers.served import serving_with
 
 pytestmark = [pytest.mark.model]
 
@@ -69,11 +66,7 @@ async def _agents(
     url = request.getfixturevalue(f"{request.param}_url")
     chat_tokenizer = open_chat_tokenizer(model_dir)
     engine = open_engine(f"{request.param}={url}", tokenizer=chat_tokenizer.tokenizer)
-    async with (
-        serve(engine, chat_tokenizer, MemoryStore()) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=600) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, running.restored)
+    async with serving_with(engine, chat_tokenizer=chat_tokenizer, patience_s=600) as client:
         await engine.update_weights(model_dir, "0")
         try:
             yield RemoteAgents(client, engine, checkpoints, turn=TURN, long_turn=LONG_TURN)

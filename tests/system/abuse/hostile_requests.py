@@ -438,6 +438,10 @@ def _messages(prey: Prey) -> Iterator[Hostile]:
     """Conversations that nobody had."""
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def calling(arguments: str) -> list[Any]:
+        return [*HI, {**answer, "tool_calls": [{**call, "function": {"name": "f", "arguments": arguments}}]}, *HI]
+
     conversations: dict[str, Any] = {
         "none": [],
         "null": [None],
@@ -455,26 +459,10 @@ def _messages(prey: Prey) -> Iterator[Hostile]:
         "a tool without a call": [*HI, {"role": "tool", "content": "x"}],
         "a tool for another call": [*HI, {"role": "tool", "tool_call_id": "nobody", "content": "x"}],
         "a call without arguments": [*HI, {**answer, "tool_calls": [{"id": "c", "function": {"name": "f"}}]}, *HI],
-        "arguments that are no JSON": [
-            *HI,
-            {**answer, "tool_calls": [{**call, "function": {"name": "f", "arguments": "{{{"}}]},
-            *HI,
-        ],
-        "arguments that are a list": [
-            *HI,
-            {**answer, "tool_calls": [{**call, "function": {"name": "f", "arguments": "[1]"}}]},
-            *HI,
-        ],
-        "arguments that are deep": [
-            *HI,
-            {**answer, "tool_calls": [{**call, "function": {"name": "f", "arguments": '{"a":' * 5_000}}]},
-            *HI,
-        ],
-        "arguments with a NaN": [
-            *HI,
-            {**answer, "tool_calls": [{**call, "function": {"name": "f", "arguments": '{"a": NaN}'}}]},
-            *HI,
-        ],
+        "arguments that are no JSON": calling("{{{"),
+        "arguments that are a list": calling("[1]"),
+        "arguments that are deep": calling('{"a":' * 5_000),
+        "arguments with a NaN": calling('{"a": NaN}'),
         "a system last": [*HI, {"role": "system", "content": "x"}],
         "forty systems": [{"role": "system", "content": "x"}] * 40 + HI,
         "forty thousand": HI * 40_000,

@@ -24,10 +24,3 @@ async def test_a_scenario_names_an_agent_by_its_profile(tmp_path: Path) -> None:
     assert record.agent_result["answer"]
     [workdir] = (tmp_path / "run" / "sessions").iterdir()
     assert not (workdir / ".home").exists()
-
-
-async def test_an_agent_that_is_not_there_is_told_the_closest(tmp_path: Path) -> None:
-    scenario = write_scenario(tmp_path / "noted", agent={"profile": "openai_agent"})
-    ended = await asyncio.to_thread(harness, "run", scenario, "--out", tmp_path / "run")
-
-    assert (ended.code, "did you mean 'openai_agents'?" in ended.stderr) == (4, True)

@@ -17,7 +17,10 @@ from tests.checkout import ROOT
 from tests.harness_command import harness, write_scenario
 
 SCENARIOS = ROOT / "scenarios"
-HEAVY = ("torch", "transformers", "starlette", "uvicorn", "httpx", "numpy", "pydantic", "sqlite3")
+HEAVY = (
+    *("torch", "transformers", "pyarrow", "ray", "openai", "sglang", "vllm"),
+    *("starlette", "uvicorn", "httpx", "numpy", "pydantic", "sqlite3"),
+)
 
 
 def test_help_imports_nothing_heavy():
@@ -139,16 +142,33 @@ def test_open_shows_the_newest_run(tmp_path: Path):
         (("serve", "--admin-token", "t", "--no-auth", "--engine", "scripted"), "got both"),
         (("scenario", "check", "/nonexistent"), "/nonexistent"),
         (("agent", "doctor", "react_chat"), "a script without a profile"),
+        (("run", "quickstart", "--server", "http://a:1", "--engine", "local"), "expected --server, or --engine, "),
+        (("run", "quickstart", "--server", "http://u:hidden@127.0.0.1:1"), "a user or a secret"),
+        (("model", "get", "nope"), "expected one of smollm2-135m-instruct"),
+        (("serve", "--model", "nope"), "'nope' is neither a folder, nor a hub id"),
+        (("engine", "up", "local", "--model", "nope"), "'nope' is neither a folder, nor a hub id"),
+        (("engine", "up", "local", "--model", "."), "config.json"),
+        (("engine", "up", "tgi"), "expected one of sglang, vllm, local"),
+        (("engine", "up", "vllm", "--dtype", "int4"), "expected one of float32, bfloat16"),
+        (("engine", "up", "vllm", "--env", "X"), "expected NAME=VALUE, got 'X'"),
+        (("engine", "doctor", "127.0.0.1:30100"), "expected an address such as http://"),
+        (("serve", "--engine", "scripted", "--matching", "foo:bar"), "No module named 'foo'"),
+        (("doctor", "engine"), "expected harness doctor engine URL"),
+        (("doctor", "agent"), "expected harness doctor agent NAME"),
+        (("doctor", "agent", "codex", "--model", "qwen"), "expected --model with an engine server"),
+        (("completion", "tcsh"), "'bash', 'zsh', 'fish'"),
+        (("exec",), "-- COMMAND"),
+        (("exec", "--agent", "codecs", "--", "true"), "did you mean 'codex'?"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_a_usage_error(arguments: tuple[str, ...], words: str):
-    """With exit code 4 (6 where a tokenizer cannot be read) and nothing on standard output."""
-    ended = harness(*arguments)
+def test_a_wrong_command_line_is_one_line_and_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], words: str):
+    """With exit code 4 (6 where a tokenizer cannot be read), nothing on standard output, no file and no secret."""
+    ended = harness(*arguments, cwd=tmp_path)
 
     assert ended.code == (6 if "tokenizer.json" in words else 4), ended.stderr
     assert words in ended.stderr
-    assert ended.stderr.count("\n") == 1
-    assert ended.stdout == ""
+    assert (ended.stderr.count("\n"), "hidden" in ended.stderr) == (1, False)
+    assert (ended.stdout, [*tmp_path.iterdir()]) == ("", [])
 
 
 def test_debugging_shows_where_it_was_raised():

@@ -54,11 +54,3 @@ def test_what_zsh_and_fish_ask_is_answered(shell: str, asked: dict[str, str]):
     assert "run" in answer.stdout
     assert "router" not in answer.stdout
     assert (script.code, script.stderr, answer.code) == (0, "", 0)
-
-
-def test_another_shell_is_a_usage_error():
-    """With those that there are."""
-    ended = harness("completion", "tcsh")
-
-    assert ended.code == 4
-    assert "'bash', 'zsh', 'fish'" in ended.stderr

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from harness.cli.installation.packages import EXTRAS
 from tests.harness_command import Ended, harness
 
@@ -44,21 +42,6 @@ def test_lines_for_a_reader(tmp_path: Path):
 
     assert {line[:7].strip() for line in ended.stdout.splitlines()} <= {"ok", "warn", ""}
     assert ended.stderr.endswith(" 0 fail\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("engine",), "expected harness doctor engine URL"),
-        (("agent",), "expected harness doctor agent NAME"),
-        (("agent", "codex", "--model", "qwen"), "expected --model with an engine server"),
-    ],
-)
-def test_arguments_that_do_not_fit(arguments: tuple[str, ...], said: str):
-    """Each says what is missing, with the code of a usage error."""
-    ended = harness("doctor", *arguments)
-
-    assert (ended.code, said in ended.stderr) == (4, True), ended.stderr
 
 
 def test_an_agent_by_either_command(tmp_path: Path):

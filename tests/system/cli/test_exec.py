@@ -196,16 +196,11 @@ async def test_the_home_of_an_agent_is_not_in_the_workdir(tmp_path: Path) -> Non
     assert not (folder / ".home").exists()
 
 
-async def test_a_command_without_a_session_is_not_run(tmp_path: Path) -> None:
-    """Nobody listens, nothing to run, an agent of no name: one line each."""
+async def test_a_command_without_a_session_is_not_run() -> None:
+    """Where no server listens: one line."""
     refused = await run("exec", "--server", "http://127.0.0.1:9", "--", "true")
-    nothing = await run("exec")
-    nobody = await run("exec", "--agent", "codecs", "--", "true")
 
-    assert (refused.code, nothing.code, nobody.code) == (6, 4, 4)
-    assert "-- COMMAND" in nothing.stderr
-    assert "did you mean 'codex'?" in nobody.stderr
-    assert [ended.stderr.count("\n") for ended in (refused, nothing, nobody)] == [1, 1, 1]
+    assert (refused.code, refused.stderr.count("\n")) == (6, 1)
 
 
 async def test_the_variables_of_a_session_are_printed() -> None:

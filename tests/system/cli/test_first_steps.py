@@ -46,24 +46,6 @@ def test_a_command_that_lacks_its_command_shows_its_help(arguments: tuple[str, .
     assert "harness: " not in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("model", "get", "nope"), 4, "expected one of smollm2-135m-instruct"),
-        (("serve", "--model", "nope"), 4, "'nope' is neither a folder, nor a hub id"),
-        (("engine", "up", "local", "--model", "nope"), 4, "'nope' is neither a folder, nor a hub id"),
-        (("engine", "doctor", "127.0.0.1:30100"), 4, "expected an address such as http://"),
-        (("serve", "--engine", "scripted", "--tokenizer", "toy", "--matching", "foo:bar"), 4, "No module named 'foo'"),
-    ],
-)
-def test_a_wrong_word_is_a_usage_error(tmp_path: Path, toy: Path, arguments: tuple[str, ...], code: int, said: str):
-    """Found before anything starts, and said in one line."""
-    ended = harness(*arguments, cwd=tmp_path)
-
-    assert ended.code == code, ended.stderr
-    assert said in _said(ended)
-
-
 def test_an_unknown_engine_in_a_scenario_is_one_sentence(tmp_path: Path):
     """Not one sentence inside another."""
     scenario = write_scenario(tmp_path / "s", engine={"name": "locl"})

@@ -1,14 +1,12 @@
 """A run that is stopped, killed or starved of disk leaves a readable directory, and takes up where it stopped."""
 
 import json
-import os
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +16,7 @@ from harness.server.store.sqlite import list_sessions, read_session
 from harness.suite.record.rollout_table import read_rollouts
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
 from tests.session_servers.store_file import read_file
+from tests.small_disk import small_disk
 
 pytestmark = pytest.mark.agent
 
@@ -144,66 +143,25 @@ def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
     assert psutil.wait_procs(agents, timeout=30)[1] == []
 
 
-def test_a_changed_configuration_is_not_resumed(scenario: Path, tmp_path: Path):
-    """Exit code 4 and the keys that differ; flags count."""
-    run = tmp_path / "run"
-    process = _start_until_slow(scenario, run)
-    process.kill()
-    wait(process)
-    ended = harness("run", scenario, "--resume", "--out", run, "--seed", "8")
-
-    assert ended.code == 4
-    assert "scenarios[0].scenario.seed: 3 -> 8" in ended.stderr
-
-
-def test_a_directory_is_resumed_by_one_run_at_a_time(scenario: Path, tmp_path: Path):
-    """The second one says so and leaves the first alone."""
-    run = tmp_path / "run"
-    process = _start_until_slow(scenario, run)
-    ended = harness("run", run, "--resume")
-    process.kill()
-    wait(process)
-
-    assert ended.code == 4
-    assert f"another process uses the run {run}" in ended.stderr
-
-
-@pytest.fixture(name="small_disk")
-def _small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB; not being able to have one is a failure in CI and a skip elsewhere."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False, capture_output=True, text=True
-    )
-    if mount.returncode:
-        assert os.environ.get("CI") != "true", f"no small disk in CI: {mount.stderr}"
-        pytest.skip(f"cannot mount a tmpfs: {mount.stderr.strip()}")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path, small_disk: Path):
+def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path):
     """One clear line, exit code 6; what had finished is still there, and the run continues when there is space."""
     long = {"steps": [{"text": "word " * 400}]}
     scenario = write_scenario(
         tmp_path / "s", script=long, prompts=[{"metadata": {"turns": 3}}, {"metadata": {"turns": 12}}]
     )
-    run = small_disk / "run"
-    ended = harness("run", scenario, "--out", run, "-n", "1")
+    bigger = tmp_path / "bigger"
+    with small_disk(tmp_path / "disk", megabytes=1) as disk:
+        ended = harness("run", scenario, "--out", disk / "run", "-n", "1")
+        finished = len(read_rollouts(disk / "run" / "run.db"))
+        shutil.copytree(disk / "run", bigger)
+    is_complete = (bigger / "result.json").exists()
+    resumed = harness("run", bigger, "--resume")
 
     assert ended.code == 6, ended.stderr
     last = ended.stderr.splitlines()[-1]
     assert last.startswith("harness: No space left on device: ")
     assert last.endswith("free some space, then resume the run")
-    assert "Traceback" not in ended.stderr
-    assert not (run / "result.json").exists()
-    finished = len(read_rollouts(run / "run.db"))
-    assert finished < 4
-
-    bigger = tmp_path / "bigger"
-    shutil.copytree(run, bigger)
-    resumed = harness("run", bigger, "--resume")
+    assert ("Traceback" in ended.stderr, is_complete, finished < 4) == (False, False, True)
     assert resumed.code == 0, resumed.stderr
     assert f"run was interrupted: {finished} of 4 rollouts finished" in resumed.stderr
 

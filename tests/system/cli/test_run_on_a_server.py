@@ -281,39 +281,27 @@ async def test_a_killed_run_leaves_sessions_that_its_resume_counts_and_deletes(t
     assert 0 < sampled <= report.ledger.dropped["interrupted"]
 
 
-async def test_one_interrupt_drains_the_run_and_nobody_else(tmp_path: Path):
-    """Its agents stop at their next call; the gate stays open, and the others' sessions take turns meanwhile."""
+@pytest.mark.parametrize(("times", "later"), [(1, ["drained"] * 2), (2, [])])
+async def test_an_interrupted_run_drains_itself_and_nobody_else(tmp_path: Path, times: int, later: list[str]):
+    """Once, its agents stop at their next call; twice, they are ended, and the tokens that this cuts are in the books.
+
+    The gate stays open, and the others' sessions take turns meanwhile.
+    """
     scenario = write_scenario(tmp_path / "s", prompts=ENDLESS)
     interrupts = Interrupts()
     async with shared_server() as (client, neighbor):
         opened = begin_run(str(scenario), on(client), tmp_path / "run")
         running = asyncio.create_task(run(opened, interrupts, width=2))
         await until_they_talk(tmp_path / "run", 2, 3)
-        interrupts.request()
+        for _ in range(times):
+            interrupts.request()
         await neighbor.talk()
         report = await running
         undisturbed = await neighbor.is_undisturbed()
     outcomes = [record.outcome for record in read_rollouts(tmp_path / "run" / "run.db").values()]
 
     assert (report.status, undisturbed) == (RunStatus.INTERRUPTED, True)
-    assert outcomes == ["finished", "finished", "drained", "drained"]
-    assert report.ledger.dropped["interrupted"] > 0
-
-
-async def test_two_interrupts_count_what_they_cut(tmp_path: Path):
-    """Agents are ended at once; the tokens of their sessions are in the books before these are deleted."""
-    scenario = write_scenario(tmp_path / "s", prompts=ENDLESS)
-    interrupts = Interrupts()
-    async with shared_server() as (client, neighbor):
-        opened = begin_run(str(scenario), on(client), tmp_path / "run")
-        running = asyncio.create_task(run(opened, interrupts, width=2))
-        await until_they_talk(tmp_path / "run", 2, 3)
-        interrupts.request()
-        interrupts.request()
-        report = await running
-        undisturbed = await neighbor.is_undisturbed()
-
-    assert (report.status, undisturbed) == (RunStatus.INTERRUPTED, True)
+    assert outcomes == ["finished", "finished", *later]
     assert report.ledger.dropped["interrupted"] > 0
 
 
@@ -415,15 +403,3 @@ async def test_a_rollout_that_two_models_have_served_does_not_count(tmp_path: Pa
     [record] = read_rollouts(tmp_path / "run" / "run.db").values()
 
     assert (record.agent_result, record.is_final) == ({"turns": 40}, False)
-
-
-def test_an_engine_beside_a_server_is_a_usage_error(tmp_path: Path):
-    """A server that runs has its engine; an address with a secret in it is refused and not repeated."""
-    scenario = write_scenario(tmp_path / "s")
-    both = harness("run", scenario, "--server", "http://127.0.0.1:1", "--engine", "local", "--out", tmp_path / "a")
-    secret = harness("run", scenario, "--server", "http://u:hidden@127.0.0.1:1", "--out", tmp_path / "b")
-
-    expected = "expected --server, or --engine, --worker, --model and --template, got both"
-    assert (both.code, expected in both.stderr) == (4, True)
-    assert (secret.code, "hidden" in secret.stderr) == (4, False)
-    assert not list(tmp_path.glob("[ab]"))

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -13,18 +12,14 @@ from harness.engines.base import TokenProvider
 from harness.engines.connect import open_engine
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
-from harness.samples.codec import sample_from_json
 from harness.suite.faults.engine_seam import NetworkFault
 from harness.suite.faults.network import FaultyNetwork, open_network
-from harness.suite.record.config import Overrides
 from harness.suite.scenarios.fault import Action
 from harness.types import GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_sglang import FakeSGLang
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.fake_engines.providers import toy_tokenizer
-from tests.played_suites import incomplete_inside, play
-from tests.toy_model import write_toy_model
 
 SERVERS = {"sglang": FakeSGLang, "vllm": FakeVLLM}
 REQUEST = "0123456789abcdef" * 2
@@ -124,40 +119,6 @@ async def test_a_dead_network_comes_back(kind: str):
         await network.revive()
 
         assert (await generated(provider, request_id="d" * 32)).output_ids.size
-
-
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 19, "b": 23}}\n</tool_call>'
-
-
-@pytest.mark.parametrize(
-    ("kind", "scenario"),
-    [
-        ("sglang", "abort_network"),
-        ("vllm", "abort_network"),
-        ("vllm", "abort_weight_update_pause"),
-        ("sglang", "abort_engine_dies"),
-    ],
-)
-async def test_a_shipped_scenario_passes_on_engine_servers(tmp_path: Path, kind: str, scenario: str):
-    """The same checks hold when the network is a real one, and the provider has to find out."""
-    fake = SERVERS[kind](ScriptedEngine(toy_tokenizer(), Script((ScriptStep(text=CALL, token_delay_s=0.005),))))
-    toy = write_toy_model(tmp_path / "toy")
-    for name in ("config.json", "model.safetensors"):
-        (toy / name).touch()  # a folder for servers has weights, which nobody reads here
-    async with serving(fake, notices_disconnects=kind == "vllm") as url:
-        report = await play(scenario, tmp_path / "run", Overrides(engine=f"{kind}={url}", model=str(toy)))
-
-    # These servers begin a text anew where a turn is continued: what the turns say is not theirs to get right.
-    broken = [verdict for verdict in report.scenarios[0].verdicts if not verdict.holds]
-    assert [verdict for verdict in broken if verdict.check != "min_tool_calls"] == []
-    assert report.ledger.difference == 0
-    if scenario == "abort_engine_dies":  # and cannot be asked any more
-        [unwitnessed] = report.witness.unwitnessed
-        assert "cannot be reached" in unwitnessed.reason
-    else:
-        assert report.witness.agrees, report.witness.words
-    samples = [sample_from_json(sample) for record in report.scenarios[0].records for sample in record.samples]
-    assert incomplete_inside(tmp_path / "run" / "run.db", samples) == []
 
 
 async def test_what_the_provider_did_not_ask_for_compressed_does_not_come_so():

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.harness_command import harness
 from tests.processes.family import is_running
 
@@ -52,21 +50,6 @@ def test_down_needs_to_know_which(installed: Path, tmp_path: Path) -> None:
     finally:
         ended = json.loads(harness("engine", "down", "--all", "--json").stdout)["ended"]
     assert ended == [names[2]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("up", "tgi"), "expected one of sglang, vllm, local"),
-        (("up", "vllm", "--dtype", "int4"), "expected one of float32, bfloat16"),
-        (("up", "vllm", "--env", "X"), "expected NAME=VALUE, got 'X'"),
-    ],
-)
-def test_what_cannot_be_started_is_refused(installed: Path, arguments: tuple[str, ...], message: str) -> None:
-    """With what would be right, and the exit code of a wrong command line."""
-    refused = harness("engine", *arguments)
-
-    assert (refused.code, message in refused.stderr) == (4, True)
 
 
 def test_a_failed_start_is_no_bug_of_the_command(installed: Path, tmp_path: Path) -> None:

@@ -137,14 +137,6 @@ async def test_an_argument_that_the_server_does_not_know_is_said(spec: LaneSpec)
         await start_lane(replace(spec, arguments=("--tensor-parallel-size", "2")))
 
 
-def test_a_folder_that_is_no_model_is_refused_before_anything_starts(cache: Path, tmp_path: Path) -> None:
-    refused = harness("engine", "up", "local", "--model", str(tmp_path))
-
-    assert refused.code != 0
-    assert "config.json" in refused.stderr
-    assert find_lanes() == []
-
-
 def test_without_torch_the_extra_is_named(cache: Path, weights: Path) -> None:
     program = (
         "import sys; from importlib.machinery import PathFinder\n"

@@ -9,8 +9,6 @@ import pytest
 
 from tests.checkout import ROOT
 
-pytestmark = pytest.mark.xdist_group("stand_ins")  # one process answers most of them
-
 PATH = ROOT / "server_patch" / "sglang_cpu" / "path"
 FAKE_TORCH = "class version:\n    cuda = {cuda!r}\n"
 
@@ -42,26 +40,18 @@ def python(program: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module", name="said")
-def _said() -> list[str]:
-    """Lines of one process with the stand-ins, because torch takes seconds to import."""
+def test_new_tokens_get_their_slots_and_other_kernels_are_not_there() -> None:
+    """Request 2 at positions 1 to 3, request 0 at 0 and 1, request 3 nothing.
+
+    SGLang imports the functions of speculative decoding wherever it runs on a CPU; they say what they are.
+    """
     ended = python(PROGRAM)
+
     assert ended.returncode == 0, ended.stderr
-    return ended.stdout.splitlines()
-
-
-def test_new_tokens_get_their_slots(said: list[str]) -> None:
-    """Request 2 at positions 1 to 3, request 0 at 0 and 1, request 3 nothing."""
-    assert said[0] == str([[14, 15, 0, 0, 0, 0], [0] * 6, [0, 11, 12, 13, 0, 0], [0] * 6])
-
-
-def test_what_is_not_implemented_can_be_imported_and_says_so(said: list[str]) -> None:
-    """SGLang imports the functions of speculative decoding wherever it runs on a CPU."""
-    assert said[1].startswith("the CPU stand-in for sgl_kernel does not implement verify_tree_greedy_cpu")
-
-
-def test_no_other_kernel_can_be_imported(said: list[str]) -> None:
-    assert said[2].startswith("cannot import name 'silu_and_mul'")
+    slots, speculative, other = ended.stdout.splitlines()
+    assert slots == str([[14, 15, 0, 0, 0, 0], [0] * 6, [0, 11, 12, 13, 0, 0], [0] * 6])
+    assert speculative.startswith("the CPU stand-in for sgl_kernel does not implement verify_tree_greedy_cpu")
+    assert other.startswith("cannot import name 'silu_and_mul'")
 
 
 @pytest.mark.parametrize("program", ["import sgl_kernel", "import torchvision"])

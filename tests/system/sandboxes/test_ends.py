@@ -12,6 +12,7 @@ from harness.errors import Cause
 from harness.rollouts.control.abort_report import AbortBudget
 from harness.rollouts.sandboxes.bwrap import groups_named
 from harness.rollouts.sandboxes.left_behind import PREFIX
+from tests.small_disk import small_disk
 from tests.system.sandboxes.conftest import boxed_task
 
 MARK = f"agent-of-a-test-{os.getpid()}"
@@ -169,13 +170,8 @@ async def test_an_agent_that_fills_its_own_tmp(spec_of, run_boxed):
 
 async def test_an_agent_that_fills_its_disk(kind, spec_of, run_boxed, tmp_path):
     """The disk of the rollouts is full: the agent is not to blame."""
-    disk = tmp_path / "run"
-    disk.mkdir()
-    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=4m", "none", disk), check=True)
-    try:
+    with small_disk(tmp_path / "run", megabytes=4):
         rollout = await run_boxed(spec_of(kind), FILLS_WORKDIR)
-    finally:
-        subprocess.run(("umount", disk), check=True)
     assert (rollout.outcome.kind, rollout.outcome.cause) == ("sandbox_failed", Cause.HARNESS), rollout.outcome
     assert "is full" in rollout.outcome.detail
     assert left_of_boxes() == NOTHING

@@ -60,17 +60,12 @@ async def test_a_plug_in_is_started_used_and_stopped(run_boxed, tmp_path):
     assert CALLS[4:] == ["made for 1", "start", "exec", "find_failure", "stop"]
 
 
-async def test_a_box_that_cannot_be_made_is_stopped_too(run_boxed):
-    """What a start has begun may have to be removed; no agent runs."""
-    CALLS.clear()
-    rollout = await run_boxed(SandboxSpec(kind=f"{__name__}:OpenBox", user="nobody"), "")
-    assert (rollout.outcome.kind, "no room for a box" in rollout.outcome.detail) == ("sandbox_failed", True)
-    assert CALLS == ["made for 1", "start", "stop"]
-
-
-@pytest.mark.parametrize(("user", "word"), [("late", "expected a sandbox within 0.5 s"), ("full", "no space left")])
-async def test_a_box_that_is_late_or_meets_a_full_disk_has_failed(run_boxed, user, word):
-    """Neither is the agent's end, nor the batch's."""
+@pytest.mark.parametrize(
+    ("user", "word"),
+    [("nobody", "no room for a box"), ("late", "expected a sandbox within 0.5 s"), ("full", "no space left")],
+)
+async def test_a_box_that_cannot_be_made_in_time_has_failed_and_is_stopped_too(run_boxed, user, word):
+    """It is not the agent's end, nor the batch's; what a start has begun may have to be removed, and no agent runs."""
     CALLS.clear()
     rollout = await run_boxed(SandboxSpec(kind=f"{__name__}:OpenBox", user=user), "", deadline_s=0.5)
     assert (rollout.outcome.kind, word in rollout.outcome.detail) == ("sandbox_failed", True), rollout.outcome

@@ -7,19 +7,16 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.lab.models.perturb import perturb_checkpoint
-from harness.server.serving import serve
-from harness.server.store.connect import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of
 from tests.ground_truth import TruthReport, compare
-from tests.session_servers.served import Client, eventually
+from tests.session_servers.served import eventually, serving_with
 
 pytestmark = pytest.mark.model
 
@@ -99,11 +96,8 @@ class LocalAgents(Agents):
 @pytest.fixture(name="agents")
 async def _agents(model: Path, checkpoints: dict[int, Path], tmp_path: Path) -> AsyncIterator[Agents]:
     engine = CountingProvider(model, max_batch=8, step_tokens=64)
-    async with (
-        serve(engine, open_chat_tokenizer(model), open_store(tmp_path / "store.sqlite")) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
-    ):
-        client = Client(http, engine, running.server, running.url, running.restored)
+    chat_tokenizer = open_chat_tokenizer(model)
+    async with serving_with(engine, store=tmp_path / "s.db", chat_tokenizer=chat_tokenizer, patience_s=60) as client:
         yield LocalAgents(client, engine, checkpoints, turn=TURN, long_turn={**TURN, "max_tokens": 500, "stop": []})
 
 

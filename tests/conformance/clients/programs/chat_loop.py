@@ -28,7 +28,3 @@ def main() -> None:
                 completion = error.completion.to_dict()
         answers.append({"text": completion["choices"][0]["message"].get("content") or "", "message": completion})
     print(json.dumps(answers), flush=True)
-
-
-if __name__ == "__main__":
-    main()

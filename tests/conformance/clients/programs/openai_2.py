@@ -2,9 +2,10 @@
 # requires-python = ">=3.11"
 # dependencies = ["openai==2.54.0"]
 # ///
-"""The conversation with the openai SDK 2."""
+"""The loop that the environment names, with the openai SDK 2."""
 
-from openai_loop import main
+import os
+from importlib import import_module
 
 if __name__ == "__main__":
-    main()
+    import_module(os.environ["LOOP"]).main()

@@ -31,7 +31,3 @@ def main() -> None:
             }
         )
     print(json.dumps(answers), flush=True)
-
-
-if __name__ == "__main__":
-    main()

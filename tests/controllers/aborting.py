@@ -78,15 +78,10 @@ class Stage:
     async def abort(self, budget: AbortBudget = PATIENT, **options: Any) -> AbortReport:
         """Abort everything that is pending, with the hooks of the manager."""
         workers: list[EngineWorker | str] = options.pop("workers", [EngineInProcess(self.engine)])
+        servers = options.pop("servers", [self.server.url])
         hooks = options.pop("hooks", [self.manager.abort_hooks()])
-        return await abort_rollout(
-            self.pending,
-            session_servers=[self.server.url],
-            engine_workers=workers,
-            agent_hooks=hooks,
-            budget=budget,
-            **options,
-        )
+        told: Any = {"session_servers": servers, "engine_workers": workers, "agent_hooks": hooks, "budget": budget}
+        return await abort_rollout(options.pop("pending", self.pending), **told, **options)
 
     async def generating(self, count: int = 1) -> None:
         """Return once that many generations are under way."""

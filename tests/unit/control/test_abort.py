@@ -156,13 +156,7 @@ async def test_rollouts_that_begin_during_an_abort_begin_nothing(tmp_path: Path)
 
         pending = asyncio.create_task(group())
         await staged.generating()
-        report = await abort_rollout(
-            [pending],
-            session_servers=[staged.server.url],
-            engine_workers=[EngineInProcess(staged.engine)],
-            agent_hooks=[staged.manager.abort_hooks()],
-            budget=PATIENT,
-        )
+        report = await staged.abort(pending=[pending])
 
     assert [rollout.outcome.kind for rollout in report.rollouts] == [OutcomeKind.DRAINED] * 3
     assert [rollout.session_id is None for rollout in report.rollouts] == [False, True, True]
@@ -178,13 +172,7 @@ async def test_a_session_server_whose_answers_cannot_be_decoded_keeps_no_other_g
     async with stage(tmp_path, HANGING) as staged, canned_server(answer) as broken:
         staged.start(cooperate)
         await staged.generating()
-        report = await abort_rollout(
-            staged.pending,
-            session_servers=[broken.url, staged.server.url],
-            engine_workers=[EngineInProcess(staged.engine)],
-            agent_hooks=[staged.manager.abort_hooks()],
-            budget=PATIENT,
-        )
+        report = await staged.abort(servers=[broken.url, staged.server.url])
 
         assert staged.gate() == "open"
     assert [answer.error is None for answer in (*report.drained, *report.resumed)] == [False, True] * 2
@@ -288,13 +276,7 @@ async def test_looking_for_paused_engines_is_part_of_the_time_of_the_engines(tmp
             Paused.given.append(deadline_s)
 
     async with stage(tmp_path) as staged:
-        report = await abort_rollout(
-            [],
-            session_servers=[staged.server.url],
-            engine_workers=[Paused(staged.engine)],
-            budget=PATIENT,
-            continue_engines=True,
-        )
+        report = await staged.abort(workers=[Paused(staged.engine)], continue_engines=True)
 
     assert report.problems == ()
     assert len(Paused.given) == 3
@@ -430,6 +412,15 @@ async def test_the_abort_function_of_an_agent_is_called_for_each_of_its_rollouts
 # Pending tasks
 
 
+async def end(deaf: asyncio.Task[object]) -> None:
+    """End a task that ignores its first cancellations."""
+    for _ in range(3):
+        deaf.cancel()
+        await asyncio.sleep(0)
+    await asyncio.wait({deaf}, timeout=5)
+    assert deaf.done()
+
+
 async def test_tasks_that_fail_are_skipped():
     async def fail():
         raise ValueError("a malformed session")
@@ -454,11 +445,7 @@ async def test_tasks_that_do_not_end_are_cancelled_and_those_that_ignore_it_are_
 
     assert report.results == (1,)
     assert {failure.name: failure.fate for failure in report.failures} == {"hanging": Fate.LATE, "deaf": Fate.LEFT}
-    for _ in range(3):
-        deaf.cancel()
-        await asyncio.sleep(0)
-    await asyncio.wait({deaf}, timeout=5)
-    assert deaf.done()
+    await end(deaf)
 
 
 # The gate reopens
@@ -582,7 +569,4 @@ async def test_the_total_bounds_all_steps_together(tmp_path: Path):
     assert server.requests[-1] == "POST /sessions/resume"
     assert report.seconds[AbortStep.COLLECT] < 30
     assert report.failures[0].fate is Fate.LEFT
-    for _ in range(3):
-        deaf.cancel()
-        await asyncio.sleep(0)
-    await asyncio.wait({deaf}, timeout=5)
+    await end(deaf)

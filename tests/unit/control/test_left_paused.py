@@ -21,17 +21,15 @@ abort = partial(abort_rollout, [], budget=IMPATIENT)
 
 
 @pytest.mark.parametrize("continues", [False, True])
-async def test_an_engine_stays_paused_while_a_gate_cannot_say_whose_pause_it_is(*, continues: bool):
+async def test_an_engine_stays_paused_while_a_gate_cannot_say_whose_pause_it_is(engine, client, *, continues: bool):
     """A controller that updates it may have its hold there; the report says what can be done."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        await engine.pause(PauseMode.ABORT)
-        report = await abort(
-            session_servers=[client.url, NOWHERE], engine_workers=[EngineInProcess(engine)], continue_engines=continues
-        )
+    await engine.pause(PauseMode.ABORT)
+    report = await abort(
+        session_servers=[client.url, NOWHERE], engine_workers=[EngineInProcess(engine)], continue_engines=continues
+    )
 
-        assert not engine._running.is_set()
-        assert (await client.gate())["holds"] == []
+    assert not engine._running.is_set()
+    assert (await client.gate())["holds"] == []
     [problem] = [each for each in report.problems if each.startswith("engine in process: ")]
     assert f"is paused, and {NOWHERE} cannot say whose pause it is" in problem
     assert "stays paused" in problem
@@ -89,18 +87,16 @@ async def test_an_engine_that_one_of_several_gates_knows_to_be_held_is_left_alon
     assert (report.problems, report.left_paused, engine.events.count("resume")) == ((), (), 0)
 
 
-async def test_an_abort_that_is_cancelled_while_it_continues_an_engine_keeps_no_gate():
+async def test_an_abort_that_is_cancelled_while_it_continues_an_engine_keeps_no_gate(engine, client):
     """The engines are given back as the gate is."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        await engine.pause(PauseMode.ABORT)
-        engine.fails["resume"] = None
-        aborting: asyncio.Task[AbortReport] = asyncio.create_task(
-            abort(session_servers=[client.url], engine_workers=[EngineInProcess(engine)], continue_engines=True)
-        )
-        await eventually(lambda: "resume" in engine.events)
-        aborting.cancel()
-        await asyncio.wait({aborting})
+    await engine.pause(PauseMode.ABORT)
+    engine.fails["resume"] = None
+    aborting: asyncio.Task[AbortReport] = asyncio.create_task(
+        abort(session_servers=[client.url], engine_workers=[EngineInProcess(engine)], continue_engines=True)
+    )
+    await eventually(lambda: "resume" in engine.events)
+    aborting.cancel()
+    await asyncio.wait({aborting})
 
-        assert aborting.cancelled()
-        assert client.server.gatekeeper.gate.holds == ()
+    assert aborting.cancelled()
+    assert client.server.gatekeeper.gate.holds == ()

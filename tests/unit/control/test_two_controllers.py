@@ -29,65 +29,57 @@ BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0
 QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, turn_s=10)
 
 
-async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update():
+async def test_an_abort_that_ends_does_not_open_the_gate_of_an_update(engine, client):
     """A call that waits for the new weights would meet a paused engine under the old ones."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
+    async with WeightUpdater([engine], [client.url]).update(1) as update:
+        report = await abort_rollout(
+            [], session_servers=[client.url], engine_workers=[EngineInProcess(engine)], budget=BRIEF
+        )
+        gate = await client.gate()
+        await update.apply(CHECKPOINT)
+
+    assert report.problems == update.report.problems == ()
+    assert (gate["state"], len(gate["holds"])) == ("paused", 1)
+    assert (await client.gate())["state"] == "open"
+
+
+async def test_an_update_inside_a_pause_does_not_open_its_gate(engine, client):
+    async with paused_rollout([client.url], [EngineInProcess(engine)]):
         async with WeightUpdater([engine], [client.url]).update(1) as update:
-            report = await abort_rollout(
-                [], session_servers=[client.url], engine_workers=[EngineInProcess(engine)], budget=BRIEF
-            )
-            gate = await client.gate()
+            await update.apply(CHECKPOINT)
+        gate = await client.gate()
+
+    assert gate["state"] == "paused"
+    assert (await client.gate())["state"] == "open"
+
+
+async def test_the_second_update_waits_until_the_first_has_ended(engine, client):
+
+    async def update(version: int) -> None:
+        async with WeightUpdater([engine], [client.url], budget=QUICK).update(version) as update:
+            await asyncio.sleep(0.1)
             await update.apply(CHECKPOINT)
 
-        assert report.problems == update.report.problems == ()
-        assert (gate["state"], len(gate["holds"])) == ("paused", 1)
-        assert (await client.gate())["state"] == "open"
+    first = asyncio.create_task(update(1))
+    await eventually(lambda: "pause abort" in engine.events)
+    await update(2)
+    await first
+
+    assert engine.events == ["pause abort", "update 1", "resume", "pause abort", "update 2", "resume"]
+    assert engine._running.is_set()
 
 
-async def test_an_update_inside_a_pause_does_not_open_its_gate():
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        async with paused_rollout([client.url], [EngineInProcess(engine)]):
-            async with WeightUpdater([engine], [client.url]).update(1) as update:
-                await update.apply(CHECKPOINT)
-            gate = await client.gate()
-
-        assert gate["state"] == "paused"
-        assert (await client.gate())["state"] == "open"
-
-
-async def test_the_second_update_waits_until_the_first_has_ended():
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-
-        async def update(version: int) -> None:
-            async with WeightUpdater([engine], [client.url], budget=QUICK).update(version) as update:
-                await asyncio.sleep(0.1)
-                await update.apply(CHECKPOINT)
-
-        first = asyncio.create_task(update(1))
-        await eventually(lambda: "pause abort" in engine.events)
-        await update(2)
-        await first
-
-        assert engine.events == ["pause abort", "update 1", "resume", "pause abort", "update 2", "resume"]
-        assert engine._running.is_set()
-
-
-async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing():
+async def test_an_update_that_waits_too_long_says_for_whom_and_touches_nothing(engine, client):
     """The engine is not continued under the one that has it."""
-    engine = NotingEngine()
     impatient = UpdateBudget(sweep_s=0, turn_s=0.1)
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url]).update(1):
-            with pytest.raises(EngineUnavailable, match=r"waited 0.1 s for another update .* 'update-"):
-                async with WeightUpdater([engine], [client.url], budget=impatient).update(2):
-                    pytest.fail("the block ran")
-            assert engine.events == ["pause abort"]
-            assert (await client.gate())["state"] == "paused"
+    async with WeightUpdater([engine], [client.url]).update(1):
+        with pytest.raises(EngineUnavailable, match=r"waited 0.1 s for another update .* 'update-"):
+            async with WeightUpdater([engine], [client.url], budget=impatient).update(2):
+                pytest.fail("the block ran")
+        assert engine.events == ["pause abort"]
+        assert (await client.gate())["state"] == "paused"
 
-        assert engine.events == ["pause abort", "resume"]
+    assert engine.events == ["pause abort", "resume"]
 
 
 async def test_a_hold_is_renewed_as_long_as_its_block():
@@ -105,19 +97,17 @@ async def test_a_hold_is_renewed_as_long_as_its_block():
         assert update.report.problems == ()
 
 
-async def test_an_update_whose_hold_ran_out_applies_nothing():
+async def test_an_update_whose_hold_ran_out_applies_nothing(engine, client):
     """Its engines have gone on, and may be somebody else's by now."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url]).update(1) as update:
-            client.server.gatekeeper.lease_clock = lambda: 1e12
-            await eventually(lambda: not client.server.gatekeeper.gate.holds)
-            with pytest.raises(EngineUnavailable, match="ran out at http://"):
-                await update.apply(CHECKPOINT)
+    async with WeightUpdater([engine], [client.url]).update(1) as update:
+        client.server.gatekeeper.lease_clock = lambda: 1e12
+        await eventually(lambda: not client.server.gatekeeper.gate.holds)
+        with pytest.raises(EngineUnavailable, match="ran out at http://"):
+            await update.apply(CHECKPOINT)
 
-        assert not [event for event in engine.events if event.startswith("update")]
-        assert engine._running.is_set()
-        assert any("hold" in problem for problem in update.report.problems)
+    assert not [event for event in engine.events if event.startswith("update")]
+    assert engine._running.is_set()
+    assert any("hold" in problem for problem in update.report.problems)
 
 
 async def test_an_update_whose_server_was_away_for_longer_than_its_hold_continues_no_engine():

@@ -15,14 +15,14 @@ from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ScenarioError
 from harness.rollouts.control.sample_sweep import sweep_samples
 from harness.rollouts.control.weights import WeightUpdater
-from harness.rollouts.control.weights_report import UpdateBudget, UpdateStep
+from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.samples.codec import sample_from_json
 from harness.samples.versions import unsettled_label
 from harness.sessions.weights.weight_update import SweepRequest
-from harness.types import as_ids
+from harness.types import Sample, as_ids
 from tests.builders import user
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
-from tests.session_servers.served import eventually, serving_with
+from tests.session_servers.served import Client, eventually, serving_with
 
 QUICK = UpdateBudget(sweep_s=2, gate_s=2, pause_s=0.1, apply_s=0.3, verify_s=0.3, continue_s=0.1)
 
@@ -44,27 +44,43 @@ def truth(sample, versions: Sequence[int]) -> list[tuple[float, int]]:
     ]
 
 
-async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order():
-    """The second update sweeps what the version before it sampled; the gate is shut exactly while engines are."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
+async def sampled(client: Client, sessions: int = 1, **fields) -> list[Sample]:
+    """The samples of sessions with one turn each, which are gone from the server."""
+    samples = []
+    for _ in range(sessions):
         session = await client.create()
-        await client.say(session, [user("a")])
-        updater = WeightUpdater([engine], [client.url])
-        gates = []
-        for version in (1, 2):
-            async with updater.update(version) as update:
-                gates.append((await client.gate())["state"])
-                await update.apply(CHECKPOINT)
-            gates.append((await client.gate())["state"])
+        await client.say(session, [user("a")], **fields)
+        samples += [sample_from_json(sample) for sample in await client.samples(session)]
+        await client.http.delete(f"/sessions/{session.session_id}")
+    return samples
 
-        assert engine.events == ["pause abort", "update 1", "resume", "score", "pause abort", "update 2", "resume"]
-        assert gates == ["paused", "open", "paused", "open"]
-        assert engine.weight_version == "2"
-        assert update.report.problems == ()
-        assert [worker.weight_version for worker in update.report.workers] == ["2"]
-        [sample] = await client.samples(session)
-        assert pairs(sample) == truth(sample, [1] * len(pairs(sample)))
+
+async def update_to(version: int, engines, servers, applied=CHECKPOINT, **how) -> UpdateReport:
+    """The report of an update that goes through to its end."""
+    async with WeightUpdater(engines, servers, **how).update(version) as update:
+        await update.apply(applied)
+    return update.report
+
+
+async def test_an_update_sweeps_pauses_applies_and_opens_in_this_order(engine, client):
+    """The second update sweeps what the version before it sampled; the gate is shut exactly while engines are."""
+    session = await client.create()
+    await client.say(session, [user("a")])
+    updater = WeightUpdater([engine], [client.url])
+    gates = []
+    for version in (1, 2):
+        async with updater.update(version) as update:
+            gates.append((await client.gate())["state"])
+            await update.apply(CHECKPOINT)
+        gates.append((await client.gate())["state"])
+
+    assert engine.events == ["pause abort", "update 1", "resume", "score", "pause abort", "update 2", "resume"]
+    assert gates == ["paused", "open", "paused", "open"]
+    assert engine.weight_version == "2"
+    assert update.report.problems == ()
+    assert [worker.weight_version for worker in update.report.workers] == ["2"]
+    [sample] = await client.samples(session)
+    assert pairs(sample) == truth(sample, [1] * len(pairs(sample)))
 
 
 async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
@@ -75,8 +91,7 @@ async def test_keep_freezes_a_turn_and_scores_nothing_of_it():
         asking = asyncio.create_task(client.chat(session, [user("a")]))
         await eventually(lambda: any(live.sampled > 2 for live in engine.live))
 
-        async with WeightUpdater([engine], [client.url], mode=PauseMode.KEEP).update(1) as update:
-            await update.apply(CHECKPOINT)
+        await update_to(1, [engine], [client.url], mode=PauseMode.KEEP)
 
         assert (await asking).status_code == 200
         [sample] = await client.samples(session)
@@ -127,33 +142,26 @@ async def test_a_scoring_that_spans_two_versions_is_discarded():
         assert sample["proximal_versions"] == sample["behavior_versions"]
 
 
-async def test_a_worker_that_cannot_load_is_fenced_and_reported():
+async def test_a_worker_that_cannot_load_is_fenced_and_reported(workers, pooled):
     """The others serve every session from then on; when a later update reaches it, it serves again."""
-    workers = [NotingEngine(), NotingEngine()]
     workers[1].fails["update"] = EngineRejected("does not fit")
-    async with serving_with(EnginePool(workers)) as client:
-        pool = client.engine
-        async with WeightUpdater([pool], [client.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
-        sessions = [await client.create() for _ in range(4)]
-        for session in sessions:
-            await client.say(session, [user("a")])
-        versions = [(await client.samples(session))[0]["weight_versions"] for session in sessions]
-        fenced = [worker.fence for worker in pool.workers]
-        workers[1].fails.clear()
-        async with WeightUpdater([pool], [client.url]).update(2) as later:
-            await later.apply(CHECKPOINT)
+    pool = pooled.engine
+    report = await update_to(1, [pool], [pooled.url])
+    sessions = [await pooled.create() for _ in range(4)]
+    for session in sessions:
+        await pooled.say(session, [user("a")])
+    versions = [(await pooled.samples(session))[0]["weight_versions"] for session in sessions]
+    fenced = [worker.fence for worker in pool.workers]
+    workers[1].fails.clear()
+    later = await update_to(2, [pool], [pooled.url])
 
-        assert versions == [["1"]] * 4
-        assert fenced == ["", MISSED_UPDATE]
-        assert [(worker.error is None, worker.is_fenced) for worker in update.report.workers] == [
-            (True, False),
-            (False, True),
-        ]
-        assert "does not fit" in update.report.problems[0]
-        assert update.report.servers[0].weights.fenced == {"1": "0"}
-        assert [worker.fence for worker in pool.workers] == ["", ""]
-        assert later.report.problems == ()
+    assert versions == [["1"]] * 4
+    assert fenced == ["", MISSED_UPDATE]
+    assert [(worker.error is None, worker.is_fenced) for worker in report.workers] == [(True, False), (False, True)]
+    assert "does not fit" in report.problems[0]
+    assert report.servers[0].weights.fenced == {"1": "0"}
+    assert [worker.fence for worker in pool.workers] == ["", ""]
+    assert later.problems == ()
 
 
 async def test_a_worker_that_an_update_has_settled_serves_although_another_does_not_go_on():
@@ -164,23 +172,19 @@ async def test_a_worker_that_an_update_has_settled_serves_although_another_does_
         await pool.read_version()
         assert [worker.fence for worker in pool.workers] == ["", UNSETTLED]
         workers[0].fails["resume"] = EngineError("500")
-        async with WeightUpdater([pool], [], budget=QUICK).update(2) as update:
-            await update.apply(CHECKPOINT)
+        await update_to(2, [pool], [], budget=QUICK)
 
         assert [worker.fence for worker in pool.workers] == ["", ""]
 
 
-async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind():
+async def test_a_server_with_providers_of_its_own_fences_what_was_left_behind(workers, pooled):
     """The updater has providers too, and no pool; the session server is told the version and asks for itself."""
-    workers = [NotingEngine(), NotingEngine()]
     workers[0].fails["update"] = EngineUnavailable("gone")
-    async with serving_with(EnginePool(workers)) as client:
-        async with WeightUpdater(workers, [client.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(1, workers, [pooled.url])
 
-        assert update.report.servers[0].weights.serving == {"1": "1"}
-        assert [worker.fence for worker in client.engine.workers] == [MISSED_UPDATE, ""]
-        assert [worker.is_fenced for worker in update.report.workers] == [False, False]
+    assert report.servers[0].weights.serving == {"1": "1"}
+    assert [worker.fence for worker in pooled.engine.workers] == [MISSED_UPDATE, ""]
+    assert [worker.is_fenced for worker in report.workers] == [False, False]
 
 
 async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_problem():
@@ -190,124 +194,97 @@ async def test_a_server_whose_only_engine_missed_the_update_is_named_as_a_proble
     """
     updated, forgotten = NotingEngine(), NotingEngine()
     async with serving_with(updated) as client, serving_with(forgotten) as behind:
-        async with WeightUpdater([updated], [client.url, behind.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
+        report = await update_to(1, [updated], [client.url, behind.url])
 
-        [problem] = update.report.problems
+        [problem] = report.problems
         assert problem.startswith(f"{behind.url}: sessions are served by scripted under weight version '0'")
 
 
-async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_serve():
+async def test_an_update_that_no_worker_took_is_an_error_and_the_old_weights_serve(workers, pooled):
     """Nobody is fenced: better the old weights than none."""
-    workers = [NotingEngine(), NotingEngine()]
     for worker in workers:
         worker.fails["update"] = EngineRejected("does not fit")
-    async with serving_with(EnginePool(workers)) as client:
-        with pytest.raises(EngineError, match=r"no worker serves weight version 1.*does not fit"):
-            async with WeightUpdater([client.engine], [client.url]).update(1) as update:
-                await update.apply(CHECKPOINT)
+    with pytest.raises(EngineError, match=r"no worker serves weight version 1.*does not fit"):
+        await update_to(1, [pooled.engine], [pooled.url])
 
-        assert (await client.gate())["state"] == "open"
-        assert await client.say(await client.create(), [user("a")])
-        assert [worker.fence for worker in client.engine.workers] == ["", ""]
+    assert (await pooled.gate())["state"] == "open"
+    assert await pooled.say(await pooled.create(), [user("a")])
+    assert [worker.fence for worker in pooled.engine.workers] == ["", ""]
 
 
-async def test_whatever_the_block_raises_everything_opens_again():
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        with pytest.raises(ZeroDivisionError):
-            async with WeightUpdater([engine], [client.url]).update(1):
-                _ = 1 / 0
+async def test_whatever_the_block_raises_everything_opens_again(engine, client):
+    with pytest.raises(ZeroDivisionError):
+        async with WeightUpdater([engine], [client.url]).update(1):
+            _ = 1 / 0
 
-        assert engine.events == ["pause abort", "resume"]
-        assert (await client.gate())["state"] == "open"
-        assert await client.say(await client.create(), [user("a")])
+    assert engine.events == ["pause abort", "resume"]
+    assert (await client.gate())["state"] == "open"
+    assert await client.say(await client.create(), [user("a")])
 
 
-async def test_a_cancelled_update_opens_everything_again():
+async def test_a_cancelled_update_opens_everything_again(engine, client):
     """The cancellation comes through, after the gates are open, whoever cancels at every tick until then."""
-    engine = NotingEngine()
     engine.fails["update"] = None
-    async with serving_with(engine) as client:
+    updating = asyncio.create_task(update_to(1, [engine], [client.url]))
+    await eventually(lambda: "update 1" in engine.events)
+    while client.server.gatekeeper.gate.holds and not updating.done():
+        updating.cancel()
+        await asyncio.sleep(0)
+    with pytest.raises(asyncio.CancelledError):
+        await updating
 
-        async def update_weights() -> None:
-            async with WeightUpdater([engine], [client.url]).update(1) as update:
-                await update.apply(CHECKPOINT)
-
-        updating = asyncio.create_task(update_weights())
-        await eventually(lambda: "update 1" in engine.events)
-        while client.server.gatekeeper.gate.holds and not updating.done():
-            updating.cancel()
-            await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await updating
-
-        assert engine.events[-1] == "resume"
-        assert (await client.gate())["state"] == "open"
+    assert engine.events[-1] == "resume"
+    assert (await client.gate())["state"] == "open"
 
 
 @pytest.mark.parametrize("verb", ["pause", "update", "resume"])
-async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(verb):
+async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(workers, pooled, verb):
     """One of two workers hangs in one of the verbs."""
-    workers = [NotingEngine(), NotingEngine()]
     workers[1].fails[verb] = None
-    async with serving_with(EnginePool(workers)) as client:
-        async with WeightUpdater(workers, [client.url], budget=QUICK).update(1) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(1, workers, [pooled.url], budget=QUICK)
 
-        assert (await client.gate())["state"] == "open"
-        assert any("did not answer within" in problem for problem in update.report.problems)
-        assert update.report.updated
-        workers[1].fails.clear()
-        await workers[1].resume()
+    assert (await pooled.gate())["state"] == "open"
+    assert any("did not answer within" in problem for problem in report.problems)
+    assert report.updated
+    workers[1].fails.clear()
+    await workers[1].resume()
 
 
-async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_more():
+async def test_an_engine_that_never_scores_costs_the_sweep_its_budget_and_no_more(engine, client):
     """What was not reached is counted in the report."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        await client.say(await client.create(), [user("a")])
-        await engine.update_weights(CHECKPOINT, "1")
-        engine.fails["score"] = None
-        budget = UpdateBudget(sweep_s=0.05)
+    await client.say(await client.create(), [user("a")])
+    await engine.update_weights(CHECKPOINT, "1")
+    engine.fails["score"] = None
+    budget = UpdateBudget(sweep_s=0.05)
 
-        async with WeightUpdater([engine], [client.url], budget=budget).update(2) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(2, [engine], [client.url], budget=budget)
 
-        sweep = update.report.servers[0].sweep
-        assert sweep.tokens_left == sweep.tokens_waiting > 0
-        assert "were not scored and keep their behavior values" in update.report.problems[0]
-        assert update.report.telemetry()["weights/proximal_tokens_left"] == sweep.tokens_left
-        assert engine.weight_version == "2"
+    sweep = report.servers[0].sweep
+    assert sweep.tokens_left == sweep.tokens_waiting > 0
+    assert "were not scored and keep their behavior values" in report.problems[0]
+    assert report.telemetry()["weights/proximal_tokens_left"] == sweep.tokens_left
+    assert engine.weight_version == "2"
 
 
-async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too():
+async def test_samples_that_wait_for_a_trainer_meet_their_next_version_too(engine, client):
     """The queue of the trainer is swept; what it has taken meanwhile is left to it, and so is what cannot be scored."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        queue = []
-        for _ in range(3):
-            session = await client.create()
-            await client.say(session, [user("a")])
-            queue += [sample_from_json(sample) for sample in await client.samples(session)]
-            await client.http.delete(f"/sessions/{session.session_id}")
-        await engine.update_weights(CHECKPOINT, "1")
-        before = list(queue)
-        engine.may_score.clear()
+    queue = await sampled(client, 3)
+    await engine.update_weights(CHECKPOINT, "1")
+    before = list(queue)
+    engine.may_score.clear()
 
-        async def take_one() -> None:
-            await eventually(lambda: engine.events.count("score") == 3)
-            queue.pop(0)
-            engine.may_score.set()
+    async def take_one() -> None:
+        await eventually(lambda: engine.events.count("score") == 3)
+        queue.pop(0)
+        engine.may_score.set()
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(take_one())
-            async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
-                await update.apply(CHECKPOINT)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(take_one())
+        report = await update_to(2, [engine], [client.url], unconsumed=queue)
 
-        assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
-        assert update.report.samples.tokens_settled == sum(sample.response_length for sample in queue)
-        assert update.report.samples.tokens_left == before[0].response_length
+    assert [set(sample.proximal_versions.tolist()) for sample in (before[0], *queue)] == [{0}, {1}, {1}]
+    assert report.samples.tokens_settled == sum(sample.response_length for sample in queue)
+    assert report.samples.tokens_left == before[0].response_length
 
 
 async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
@@ -315,11 +292,7 @@ async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
     engine, silent = NotingEngine(), NotingEngine()
     silent.may_score.clear()
     async with serving_with(engine) as client:
-        queue = []
-        for _ in range(12):
-            session = await client.create()
-            await client.say(session, [user("a")])
-            queue += [sample_from_json(sample) for sample in await client.samples(session)]
+        queue = await sampled(client, 12)
     await engine.update_weights(CHECKPOINT, "1")
     await silent.update_weights(CHECKPOINT, "1")
 
@@ -332,176 +305,141 @@ async def test_an_engine_that_never_answers_keeps_no_sample_from_the_others():
     assert (report.sessions_done, report.tokens_left) == (12, 0)
 
 
-async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone():
+async def test_a_sample_whose_logprobs_are_on_no_prompts_scale_is_counted_and_left_alone(engine, client):
     """A least length forbade tokens when it was sampled; what an engine scores knows nothing of that."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        session = await client.create()
-        await client.say(session, [user("a")], min_tokens=1)
-        queue = [sample_from_json(sample) for sample in await client.samples(session)]
-        await client.http.delete(f"/sessions/{session.session_id}")
-        await engine.update_weights(CHECKPOINT, "1")
+    queue = await sampled(client, min_tokens=1)
+    await engine.update_weights(CHECKPOINT, "1")
 
-        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(2, [engine], [client.url], unconsumed=queue)
 
-        assert set(queue[0].proximal_versions.tolist()) == {0}
-        assert (update.report.samples.tokens_waiting, update.report.samples.requests) == (0, 0)
-        assert update.report.samples.tokens_incomparable == queue[0].response_length
+    assert set(queue[0].proximal_versions.tolist()) == {0}
+    assert (report.samples.tokens_waiting, report.samples.requests) == (0, 0)
+    assert report.samples.tokens_incomparable == queue[0].response_length
 
 
-async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token():
+async def test_a_sample_that_fills_the_context_is_scored_but_for_its_last_token(engine, client):
     """As in a session: servers read no input that leaves no room for a token, and what is left is counted."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        session = await client.create()
-        await client.say(session, [user("a")])
-        queue = [sample_from_json(sample) for sample in await client.samples(session)]
-        await client.http.delete(f"/sessions/{session.session_id}")
-        await engine.update_weights(CHECKPOINT, "1")
-        engine.capabilities = replace(engine.capabilities, context_length=queue[0].tokens.size)
+    queue = await sampled(client)
+    await engine.update_weights(CHECKPOINT, "1")
+    engine.capabilities = replace(engine.capabilities, context_length=queue[0].tokens.size)
 
-        async with WeightUpdater([engine], [client.url], unconsumed=queue).update(2) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(2, [engine], [client.url], unconsumed=queue)
 
-        [sample], report = queue, update.report.samples
-        assert sample.proximal_versions.tolist() == [1] * (sample.response_length - 1) + [0]
-        assert (report.tokens_settled, report.tokens_left) == (sample.response_length - 1, 1)
+    [sample], report = queue, report.samples
+    assert sample.proximal_versions.tolist() == [1] * (sample.response_length - 1) + [0]
+    assert (report.tokens_settled, report.tokens_left) == (sample.response_length - 1, 1)
 
 
-async def test_an_update_without_time_for_a_sweep_leaves_it_out():
+async def test_an_update_without_time_for_a_sweep_leaves_it_out(engine, client):
     """Nothing is scored, nothing is asked of the session server before the pause."""
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        await client.say(await client.create(), [user("a")])
-        await engine.update_weights(CHECKPOINT, "1")
+    await client.say(await client.create(), [user("a")])
+    await engine.update_weights(CHECKPOINT, "1")
 
-        async with WeightUpdater([engine], [client.url], budget=UpdateBudget(sweep_s=0)).update(2) as update:
-            await update.apply(CHECKPOINT)
+    report = await update_to(2, [engine], [client.url], budget=UpdateBudget(sweep_s=0))
 
-        assert "score" not in engine.events
-        assert update.report.servers[0].sweep is None
-        assert update.report.problems == ()
+    assert "score" not in engine.events
+    assert report.servers[0].sweep is None
+    assert report.problems == ()
 
 
-async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated():
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        gone = "http://127.0.0.1:9"
-        async with WeightUpdater([engine], [gone, client.url], budget=QUICK).update(1) as update:
-            await update.apply(CHECKPOINT)
+async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated(engine, client):
+    gone = "http://127.0.0.1:9"
+    report = await update_to(1, [engine], [gone, client.url], budget=QUICK)
 
-        assert set(update.report.servers[0].errors) == {
-            UpdateStep.SWEEP,
-            UpdateStep.PAUSE_GATES,
-            UpdateStep.VERIFY,
-            UpdateStep.RESUME_GATES,
-        }
-        assert update.report.servers[1].errors == {}
-        assert engine.weight_version == "1"
+    assert set(report.servers[0].errors) == {
+        UpdateStep.SWEEP,
+        UpdateStep.PAUSE_GATES,
+        UpdateStep.VERIFY,
+        UpdateStep.RESUME_GATES,
+    }
+    assert report.servers[1].errors == {}
+    assert engine.weight_version == "1"
 
 
 @pytest.mark.parametrize("sweep_s", [0, 5])
-async def test_going_back_in_versions_is_refused_before_anything_is_touched(sweep_s):
+async def test_going_back_in_versions_is_refused_before_anything_is_touched(workers, pooled, sweep_s):
     """One failing worker would have fenced all that took the lower version; the live one may be applied again."""
-    workers = [NotingEngine(), NotingEngine()]
-    async with serving_with(EnginePool(workers)) as client:
-        session = await client.create()
-        await client.say(session, [user("a")])
-        await client.engine.update_weights(CHECKPOINT, "7")
-        for worker in workers:
-            worker.events.clear()
-        updater = WeightUpdater([client.engine], [client.url], budget=UpdateBudget(sweep_s=sweep_s))
+    session = await pooled.create()
+    await pooled.say(session, [user("a")])
+    await pooled.engine.update_weights(CHECKPOINT, "7")
+    for worker in workers:
+        worker.events.clear()
+    updater = WeightUpdater([pooled.engine], [pooled.url], budget=UpdateBudget(sweep_s=sweep_s))
 
-        with pytest.raises(
-            ScenarioError, match=r"version 7, which is live, or a later one, got 3: .* 8 is next; .* anew"
-        ):
-            async with updater.update(3):
-                pytest.fail("the block ran")
+    with pytest.raises(ScenarioError, match=r"version 7, which is live, or a later one, got 3: .* 8 is next; .* anew"):
+        async with updater.update(3):
+            pytest.fail("the block ran")
 
-        assert [worker.events for worker in workers] == [[], []]
-        assert [worker.fence for worker in client.engine.workers] == ["", ""]
-        assert (await client.gate())["state"] == "open"
-        for version in (7, 8):
-            async with updater.update(version) as update:
-                await update.apply(CHECKPOINT)
-            assert update.report.problems == ()
+    assert [worker.events for worker in workers] == [[], []]
+    assert [worker.fence for worker in pooled.engine.workers] == ["", ""]
+    assert (await pooled.gate())["state"] == "open"
+    for version in (7, 8):
+        async with updater.update(version) as update:
+            await update.apply(CHECKPOINT)
+        assert update.report.problems == ()
 
 
-async def test_a_worker_that_has_gone_ahead_counts_as_live():
+async def test_a_worker_that_has_gone_ahead_counts_as_live(workers, pooled):
     """Of a pool whose workers disagree the newest version decides: the lower one would be of who missed an update."""
-    workers = [NotingEngine(), NotingEngine()]
-    async with serving_with(EnginePool(workers)) as client:
-        await workers[1].update_weights(CHECKPOINT, "7")
+    await workers[1].update_weights(CHECKPOINT, "7")
 
-        with pytest.raises(ScenarioError, match="got 3"):
-            async with WeightUpdater([client.engine], [client.url]).update(3):
-                pytest.fail("the block ran")
+    with pytest.raises(ScenarioError, match="got 3"):
+        async with WeightUpdater([pooled.engine], [pooled.url]).update(3):
+            pytest.fail("the block ran")
 
 
-async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint():
+async def test_a_transfer_of_the_callers_own_is_verified_like_a_checkpoint(workers, pooled):
     """It gets every worker by name; one that it forgot to label is fenced."""
-    workers = [NotingEngine(), NotingEngine()]
-    async with serving_with(EnginePool(workers)) as client:
 
-        async def transfer(providers, label) -> None:
-            assert list(providers) == ["0", "1"]
-            await providers["0"].update_weights(CHECKPOINT, label)
+    async def transfer(providers, label) -> None:
+        assert list(providers) == ["0", "1"]
+        await providers["0"].update_weights(CHECKPOINT, label)
 
-        async with WeightUpdater([client.engine], [client.url]).update(7) as update:
-            await update.apply(transfer)
+    report = await update_to(7, [pooled.engine], [pooled.url], applied=transfer)
 
-        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
-        assert update.report.workers[1].error == "it reports weight version '0', expected '7'"
+    assert [worker.fence for worker in pooled.engine.workers] == ["", MISSED_UPDATE]
+    assert report.workers[1].error == "it reports weight version '0', expected '7'"
 
 
-async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_serving():
+async def test_a_transfer_that_breaks_off_leaves_no_worker_of_unknown_weights_serving(workers, pooled):
     """What it had reached is verified before anything opens."""
-    workers = [NotingEngine(), NotingEngine()]
-    async with serving_with(EnginePool(workers)) as client:
 
-        async def transfer(providers, label) -> None:
-            await providers["0"].update_weights(CHECKPOINT, label)
-            raise ConnectionResetError
+    async def transfer(providers, label) -> None:
+        await providers["0"].update_weights(CHECKPOINT, label)
+        raise ConnectionResetError
 
-        with pytest.raises(ConnectionResetError):
-            async with WeightUpdater([client.engine], [client.url]).update(7) as update:
-                await update.apply(transfer)
+    with pytest.raises(ConnectionResetError):
+        await update_to(7, [pooled.engine], [pooled.url], applied=transfer)
 
-        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
-        assert (await client.gate())["state"] == "open"
+    assert [worker.fence for worker in pooled.engine.workers] == ["", MISSED_UPDATE]
+    assert (await pooled.gate())["state"] == "open"
 
 
-async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first():
+async def test_a_second_attempt_that_breaks_off_is_verified_like_the_first(workers, pooled):
     """What the first one found out says nothing about what the second has reached."""
-    workers = [NotingEngine(), NotingEngine()]
     for worker in workers:
         worker.fails["update"] = EngineRejected("does not fit")
-    async with serving_with(EnginePool(workers)) as client:
 
-        async def transfer(providers, label) -> None:
-            workers[0].fails.clear()
-            await providers["0"].update_weights(CHECKPOINT, label)
-            raise ConnectionResetError
+    async def transfer(providers, label) -> None:
+        workers[0].fails.clear()
+        await providers["0"].update_weights(CHECKPOINT, label)
+        raise ConnectionResetError
 
-        async def twice() -> None:
-            async with WeightUpdater([client.engine], [client.url]).update(1) as update:
-                with pytest.raises(EngineError):
-                    await update.apply(CHECKPOINT)
-                await update.apply(transfer)
+    async def twice() -> None:
+        async with WeightUpdater([pooled.engine], [pooled.url]).update(1) as update:
+            with pytest.raises(EngineError):
+                await update.apply(CHECKPOINT)
+            await update.apply(transfer)
 
-        with pytest.raises(ConnectionResetError):
-            await twice()
+    with pytest.raises(ConnectionResetError):
+        await twice()
 
-        assert [worker.fence for worker in client.engine.workers] == ["", MISSED_UPDATE]
+    assert [worker.fence for worker in pooled.engine.workers] == ["", MISSED_UPDATE]
 
 
-async def test_the_report_names_the_pause_and_the_sweep_apart():
-    engine = NotingEngine()
-    async with serving_with(engine) as client:
-        async with WeightUpdater([engine], [client.url]).update(1) as update:
-            await update.apply(CHECKPOINT)
+async def test_the_report_names_the_pause_and_the_sweep_apart(engine, client):
+    report = await update_to(1, [engine], [client.url])
 
-        seconds = update.report.seconds
-        assert set(seconds) == set(UpdateStep)
-        assert np.isclose(update.report.pause_s, sum(seconds.values()) - seconds[UpdateStep.SWEEP])
+    seconds = report.seconds
+    assert set(seconds) == set(UpdateStep)
+    assert np.isclose(report.pause_s, sum(seconds.values()) - seconds[UpdateStep.SWEEP])

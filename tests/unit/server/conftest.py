@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 import uvloop
 
+from harness.engines.scripted import ScriptedEngine
+from tests.session_servers.served import Client, Served, says, serving
 from tests.unit.server.loop_watch import GROSS_S, LoopWatch, watching
 
 
@@ -27,3 +29,15 @@ async def _loop_watch() -> AsyncIterator[LoopWatch]:
     with watching(asyncio.get_running_loop()) as watch:
         yield watch
     assert watch.worst_s < GROSS_S, f"the event loop was kept busy for {watch.worst_s:.2f} s of processor time"
+
+
+@pytest.fixture(name="client")
+async def _client() -> AsyncIterator[Client[ScriptedEngine]]:
+    """A client of a server with nothing set, whose model says "one" and "two" in turn."""
+    async with serving(*says("one", "two")) as client:
+        yield client
+
+
+@pytest.fixture(name="session")
+async def _session(client: Client[ScriptedEngine]) -> Served:
+    return await client.create()

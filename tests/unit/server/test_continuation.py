@@ -68,11 +68,10 @@ async def test_a_record_says_where_the_seconds_of_a_turn_went(tmp_path):
     assert (again["segments"], again["notes"]) == (turn["segments"], turn["notes"])
 
 
-async def test_a_turn_that_nothing_held_says_nothing_of_it():
+async def test_a_turn_that_nothing_held_says_nothing_of_it(client, session):
     """Its record is no longer than it has to be."""
-    async with session_on(*says("hello")) as (client, session):
-        await client.say(session, HI)
-        [turn] = (await client.record(session))["turns"]
+    await client.say(session, HI)
+    [turn] = (await client.record(session))["turns"]
 
     assert not {"held_s", "held_before_s"} & set(turn["notes"])
 

@@ -26,19 +26,18 @@ IMPATIENT = ServerSettings(pause_timeout_s=0.05)
 SLOW = ScriptStep(text="slow", delay_s=0.1)
 
 
-async def test_a_paused_gate_holds_turns_and_serves_them_after_resume():
+async def test_a_paused_gate_holds_turns_and_serves_them_after_resume(client, session):
     """The agent notices nothing but time; resume says how many it released."""
-    async with session_on(*says("hello")) as (client, session):
-        paused = (await client.http.post("/sessions/pause")).json()
-        request = asyncio.create_task(client.say(session, HI))
-        await client.held(1)
-        report = await client.gate()
-        resumed = (await client.http.post("/sessions/resume")).json()
-        message = await request
+    paused = (await client.http.post("/sessions/pause")).json()
+    request = asyncio.create_task(client.say(session, HI))
+    await client.held(1)
+    report = await client.gate()
+    resumed = (await client.http.post("/sessions/resume")).json()
+    message = await request
 
     assert (paused["state"], paused["changed"], report["held"], report["turns_in_flight"]) == ("paused", True, 1, 0)
     assert (resumed["state"], resumed["changed"], resumed["released"]) == ("open", True, 1)
-    assert message["content"] == "hello"
+    assert message["content"] == "one"
 
 
 @pytest.mark.parametrize("work", ["create", "turn"])
@@ -55,43 +54,40 @@ async def test_holding_is_bounded(work):
     assert (report["held"], report["turns_in_flight"]) == (0, 0)
 
 
-async def test_reading_and_deleting_pass_a_paused_gate():
+async def test_reading_and_deleting_pass_a_paused_gate(client, session):
     """Only new work waits."""
-    async with session_on(*says("hello")) as (client, session):
-        await client.say(session, HI)
-        await client.http.post("/sessions/pause")
-        record = await client.record(session)
-        deleted = await client.http.delete(f"/sessions/{session.session_id}")
+    await client.say(session, HI)
+    await client.http.post("/sessions/pause")
+    record = await client.record(session)
+    deleted = await client.http.delete(f"/sessions/{session.session_id}")
 
     assert (len(record["turns"]), deleted.status_code) == (1, 204)
 
 
-async def test_a_draining_gate_ends_open_sessions_for_good():
+async def test_a_draining_gate_ends_open_sessions_for_good(client, session):
     """404 while draining and after resume; sessions created later are served; what was recorded stays."""
-    async with session_on(*says("hello")) as (client, session):
-        message = await client.say(session, HI)
-        drained = (await client.http.post("/sessions/drain")).json()
-        while_draining = await client.chat(session, [*HI, message, user("more")])
-        await client.http.post("/sessions/resume")
-        after_resume = await client.chat(session, [*HI, message, user("more")])
-        record = await client.record(session)
-        fresh = await client.say(await client.create(), HI)
+    message = await client.say(session, HI)
+    drained = (await client.http.post("/sessions/drain")).json()
+    while_draining = await client.chat(session, [*HI, message, user("more")])
+    await client.http.post("/sessions/resume")
+    after_resume = await client.chat(session, [*HI, message, user("more")])
+    record = await client.record(session)
+    fresh = await client.say(await client.create(), HI)
 
     assert (drained["state"], drained["changed"], drained["sessions_closed"]) == ("draining", True, 1)
     for answer in (while_draining, after_resume):
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "session_closed")
         assert answer.headers["x-should-retry"] == "false"
     assert (record["phase"], len(record["turns"]), record["refusals"]) == ("closing", 1, {"session_closed": 2})
-    assert fresh["content"] == "hello"
+    assert fresh["content"] == "one"
 
 
-async def test_a_draining_gate_creates_nothing():
+async def test_a_draining_gate_creates_nothing(client):
     """503 with Retry-After until resume."""
-    async with serving() as client:
-        await client.http.post("/sessions/drain")
-        refused = await client.http.post("/sessions")
-        await client.http.post("/sessions/resume")
-        created = await client.http.post("/sessions")
+    await client.http.post("/sessions/drain")
+    refused = await client.http.post("/sessions")
+    await client.http.post("/sessions/resume")
+    created = await client.http.post("/sessions")
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "gate_closed")
     assert int(refused.headers["retry-after"]) > 0
@@ -111,31 +107,29 @@ async def test_a_drain_loses_no_turn_in_flight():
     assert ([turn["status"] for turn in record["turns"]], record["phase"]) == (["completed"], "closing")
 
 
-async def test_a_drain_turns_held_work_away():
+async def test_a_drain_turns_held_work_away(client, session):
     """Paused, then drained: a held turn gets its terminal answer, a held creation is asked to come again."""
-    async with session_on() as (client, session):
-        await client.http.post("/sessions/pause")
-        turn = asyncio.create_task(client.chat(session, HI))
-        create = asyncio.create_task(client.http.post("/sessions"))
-        await client.held(2)
-        await client.http.post("/sessions/drain")
+    await client.http.post("/sessions/pause")
+    turn = asyncio.create_task(client.chat(session, HI))
+    create = asyncio.create_task(client.http.post("/sessions"))
+    await client.held(2)
+    await client.http.post("/sessions/drain")
 
-        assert ((await turn).status_code, (await create).status_code) == (404, 503)
+    assert ((await turn).status_code, (await create).status_code) == (404, 503)
 
 
 @pytest.mark.parametrize("rounds", range(8))
-async def test_a_drain_that_comes_while_a_session_is_created_does_not_miss_it(rounds):
+async def test_a_drain_that_comes_while_a_session_is_created_does_not_miss_it(client, rounds):
     """Wherever the creation stands by then: what has passed the gate is closed by the drain."""
-    async with serving() as client:
-        transport = httpx.ASGITransport(client.server.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
-            creation = asyncio.create_task(http.post("/sessions"))
-            for _ in range(rounds):
-                await asyncio.sleep(0)
-            await http.post("/sessions/drain")
-            await creation
+    transport = httpx.ASGITransport(client.server.app())
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        creation = asyncio.create_task(http.post("/sessions"))
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        await http.post("/sessions/drain")
+        await creation
 
-        assert (await client.gate())["sessions_open"] == 0
+    assert (await client.gate())["sessions_open"] == 0
 
 
 class SlowTemplate(ChatTemplateTokenizer):
@@ -170,12 +164,11 @@ async def test_a_long_prompt_does_not_stop_the_server_and_a_drain_meanwhile_is_s
 
 
 @pytest.mark.parametrize("verb", ["drain", "pause", "resume"])
-async def test_verbs_are_idempotent_and_report(verb):
+async def test_verbs_are_idempotent_and_report(client, verb):
     """The second time nothing changes, and the answer says so."""
-    async with serving() as client:
-        await client.create()
-        await client.http.post("/sessions/pause" if verb == "resume" else "/sessions/resume")
-        first, second = [(await client.http.post(f"/sessions/{verb}")).json() for _ in range(2)]
+    await client.create()
+    await client.http.post("/sessions/pause" if verb == "resume" else "/sessions/resume")
+    first, second = [(await client.http.post(f"/sessions/{verb}")).json() for _ in range(2)]
 
     assert (first["changed"], second["changed"]) == (True, False)
     assert (first["state"], first["epoch"]) == (second["state"], second["epoch"])

@@ -10,7 +10,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.settings import ServerSettings
 from harness.types import FinishReason, Json
 from tests.dialects.speakers import gather_parts
-from tests.session_servers.served import Client, Served, says, serving_with, session_on
+from tests.session_servers.served import Client, Served, serving_with, session_on
 from tests.unit.server.test_reasoning import reasoning_tokenizer
 
 HI: list[Json] = [{"role": "user", "parts": [{"text": "hi"}]}]
@@ -25,13 +25,12 @@ async def ask(client: Client, session: Served, contents: Any = HI, method: str =
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta", "v1alpha"])
-async def test_every_version_of_the_path_is_served(version: str):
+async def test_every_version_of_the_path_is_served(client, session, version: str):
     """The SDKs of one year name several."""
-    async with session_on(*says("yes")) as (client, session):
-        url = f"/sessions/{session.session_id}/{version}/models/m:generateContent"
-        answer = await client.http.post(url, json={"contents": HI})
+    url = f"/sessions/{session.session_id}/{version}/models/m:generateContent"
+    answer = await client.http.post(url, json={"contents": HI})
 
-    assert answer.json()["candidates"][0]["content"]["parts"][0]["text"] == "yes"
+    assert answer.json()["candidates"][0]["content"]["parts"][0]["text"] == "one"
 
 
 @pytest.mark.parametrize(
@@ -92,24 +91,22 @@ async def test_thoughts_are_told_on_request_and_known_by_their_signature(include
     assert [turn["parent"] for turn in record["turns"]] == [None, 0]
 
 
-async def test_a_prompt_is_counted():
+async def test_a_prompt_is_counted(client, session):
     """No turn is recorded; a call of the same prompt has as many."""
-    async with session_on(*says("yes")) as (client, session):
-        counted = await ask(client, session, method="countTokens")
-        nothing = (await client.record(session))["turns"]
-        usage = (await ask(client, session)).json()["usageMetadata"]
+    counted = await ask(client, session, method="countTokens")
+    nothing = (await client.record(session))["turns"]
+    usage = (await ask(client, session)).json()["usageMetadata"]
 
     assert (counted.json(), nothing) == ({"totalTokens": usage["promptTokenCount"]}, [])
 
 
-async def test_errors_have_googles_form():
+async def test_errors_have_googles_form(client, session):
     """Bad input, an unknown method, an unknown session, a drained one."""
-    async with session_on(*says("yes")) as (client, session):
-        bad = await ask(client, session, [{"role": "user", "parts": [{"inlineData": {}}]}])
-        method = await ask(client, session, method="embedContent")
-        unknown = await client.http.post("/sessions/unknown/v1beta/models/m:generateContent", json={"contents": HI})
-        await client.http.post(f"/sessions/{session.session_id}/drain")
-        drained = await ask(client, session)
+    bad = await ask(client, session, [{"role": "user", "parts": [{"inlineData": {}}]}])
+    method = await ask(client, session, method="embedContent")
+    unknown = await client.http.post("/sessions/unknown/v1beta/models/m:generateContent", json={"contents": HI})
+    await client.http.post(f"/sessions/{session.session_id}/drain")
+    drained = await ask(client, session)
 
     answers = (bad, method, unknown, drained)
     told = [answer.json()["error"] for answer in answers]

@@ -26,13 +26,12 @@ async def verb(client, name, holder=None, **fields):
     return await client.http.post(f"/sessions/{name}", json=body)
 
 
-async def test_the_gate_lists_its_holds():
+async def test_the_gate_lists_its_holds(client):
     """Who, what, and for how long; a bare verb lasts an hour, a named one a minute."""
-    async with serving() as client:
-        await verb(client, "pause")
-        await verb(client, "pause", "update", engines=True)
-        await verb(client, "drain", "abort", ttl_s=5)
-        report = await client.gate()
+    await verb(client, "pause")
+    await verb(client, "pause", "update", engines=True)
+    await verb(client, "drain", "abort", ttl_s=5)
+    report = await client.gate()
 
     assert report["state"] == "draining"
     assert [(hold["holder"], hold["kind"], hold["engines"]) for hold in report["holds"]] == [
@@ -76,17 +75,16 @@ async def test_a_server_says_what_had_held_its_gate(tmp_path: Path):
     assert all(abs(each.began_at - began) < 30 and each.ended_at is not None for each in kept.holds)
 
 
-async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted():
+async def test_a_hold_that_nobody_renews_ends_by_itself_and_is_counted(client, session):
     """Its controller has died: what waits continues, and the log and the metrics say why."""
-    async with session_on(*says("hello")) as (client, session):
-        await verb(client, "pause", "dead", ttl_s=0.1)
-        message = await client.say(session, HI)
-        metrics = (await client.http.get("/metrics")).text
-        late = await verb(client, "resume", "dead")
-        again = await verb(client, "pause", "dead")
-        report = await client.gate()
+    await verb(client, "pause", "dead", ttl_s=0.1)
+    message = await client.say(session, HI)
+    metrics = (await client.http.get("/metrics")).text
+    late = await verb(client, "resume", "dead")
+    again = await verb(client, "pause", "dead")
+    report = await client.gate()
 
-    assert message["content"] == "hello"
+    assert message["content"] == "one"
     assert "harness_gate_holds_expired_total 1.0" in metrics
     assert [(answer.status_code, answer.json()["error"]["code"]) for answer in (late, again)] == [
         (409, "hold_expired")
@@ -111,12 +109,11 @@ BAD = [
 
 
 @pytest.mark.parametrize("name", ["pause", "drain"])
-async def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(name):
+async def test_a_body_that_makes_no_sense_is_refused_and_changes_nothing(client, name):
     """One 400 that names the field."""
-    async with serving() as client:
-        contents = [body if isinstance(body, bytes) else json.dumps(body) for body, _ in BAD]
-        answers = [await client.http.post(f"/sessions/{name}", content=content) for content in contents]
-        report = await client.gate()
+    contents = [body if isinstance(body, bytes) else json.dumps(body) for body, _ in BAD]
+    answers = [await client.http.post(f"/sessions/{name}", content=content) for content in contents]
+    report = await client.gate()
 
     assert {(each.status_code, each.json()["error"]["code"]) for each in answers} == {(400, "invalid_request")}
     assert [each.json()["error"]["param"] for each in answers] == [param for _, param in BAD]
@@ -195,28 +192,26 @@ async def test_a_hold_that_ran_out_while_the_server_was_down_is_over(tmp_path):
 # Engines under a hold
 
 
-async def test_engines_that_a_dead_controller_left_paused_are_continued():
+async def test_engines_that_a_dead_controller_left_paused_are_continued(client, session):
     """When its hold runs out; the turn that waited in the engine is answered."""
-    async with session_on(*says("hello")) as (client, session):
-        await verb(client, "pause", "update", engines=True, ttl_s=0.1)
-        await client.engine.pause(PauseMode.ABORT)
-        message = await client.say(session, HI)
-        metrics = (await client.http.get("/metrics")).text
+    await verb(client, "pause", "update", engines=True, ttl_s=0.1)
+    await client.engine.pause(PauseMode.ABORT)
+    message = await client.say(session, HI)
+    metrics = (await client.http.get("/metrics")).text
 
-    assert message["content"] == "hello"
+    assert message["content"] == "one"
     assert "harness_engines_woken_total 1.0" in metrics
 
 
 @pytest.mark.parametrize("name", ["pause", "drain", "renew", "resume"])
-async def test_engines_that_a_late_controller_paused_are_continued(name):
+async def test_engines_that_a_late_controller_paused_are_continued(client, name):
     """It learns that its hold ran out by whatever verb comes first, and has paused them since."""
-    async with serving(*says("hello")) as client:
-        await verb(client, "pause", "update", engines=True, ttl_s=0.05)
-        await eventually(lambda: not client.server.gatekeeper.gate.holds)
-        await eventually(lambda: not client.server.gatekeeper.gate.left)
-        await client.engine.pause(PauseMode.ABORT)
-        late = await verb(client, name, "update")
-        await eventually(client.engine._running.is_set)
+    await verb(client, "pause", "update", engines=True, ttl_s=0.05)
+    await eventually(lambda: not client.server.gatekeeper.gate.holds)
+    await eventually(lambda: not client.server.gatekeeper.gate.left)
+    await client.engine.pause(PauseMode.ABORT)
+    late = await verb(client, name, "update")
+    await eventually(client.engine._running.is_set)
 
     assert late.json()["error"]["code"] == "hold_expired"
 

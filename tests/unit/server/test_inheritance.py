@@ -1,6 +1,7 @@
 """A session begins with the record of an earlier one: repeated calls get its answers, other calls are sampled."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,19 @@ from tests.builders import tool, toy_tokenizer, user
 from tests.session_servers.served import Client, Served, says, serving
 
 ANSWERS = ("one", "two", "three")
+
+
+@pytest.fixture(name="client")
+async def _client(tmp_path: Path) -> AsyncIterator[Client[Any]]:
+    """A server with a store, whose model says `ANSWERS`."""
+    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
+        yield client
+
+
+@pytest.fixture(name="old")
+async def _old(client: Client[Any]) -> Served:
+    """The session that others begin with."""
+    return await client.create()
 
 
 async def converse(client: Client[Any], session: Served, turns: int, first: str = "go") -> list[Any]:
@@ -38,20 +52,18 @@ async def heir_of(client: Client[Any], session: Served, **how: Any) -> Served:
     return await inherit(client, session, **how)
 
 
-async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path: Path):
+async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(client: Client, old: Served):
     """No engine request for them; they are trained in one sample, and no ledger counts them twice."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
-        earlier = await client.record(old)
-        heir = await heir_of(client, old)
-        untouched = await client.record(heir)
-        again = await converse(client, heir, 2)
-        repeated = client.engine.played[heir.session_id]
-        client.engine.play_from(heir.session_id, 2)
-        last = await client.say(heir, again)
-        record, [sample] = await client.record(heir), await client.samples(heir)
-        kept = await client.http.get(f"/sessions/{old.session_id}")
+    before = await converse(client, old, 2)
+    earlier = await client.record(old)
+    heir = await heir_of(client, old)
+    untouched = await client.record(heir)
+    again = await converse(client, heir, 2)
+    repeated = client.engine.played[heir.session_id]
+    client.engine.play_from(heir.session_id, 2)
+    last = await client.say(heir, again)
+    record, [sample] = await client.record(heir), await client.samples(heir)
+    kept = await client.http.get(f"/sessions/{old.session_id}")
 
     assert again == before
     assert record["inherits"] == {
@@ -86,15 +98,13 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
     assert kept.json()["phase"] == "unknown"
 
 
-async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tmp_path: Path):
+async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(client: Client, old: Served):
     """It is sampled on inherited tokens; what only the earlier life had is superseded."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 3)
-        heir = await heir_of(client, old)
-        await client.say(heir, before[:1])
-        await client.say(heir, [*before[:2], user("something else")])
-        record, [sample] = await client.record(heir), await client.samples(heir)
+    before = await converse(client, old, 3)
+    heir = await heir_of(client, old)
+    await client.say(heir, before[:1])
+    await client.say(heir, [*before[:2], user("something else")])
+    record, [sample] = await client.record(heir), await client.samples(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["main", "superseded", "superseded", "main"]
     assert record["turns"][3]["parent"] == 0
@@ -106,19 +116,18 @@ async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tm
     assert set(record["ledger"]["dropped"]) == {"superseded"}
 
 
-async def test_noise_of_the_agent_does_not_end_the_inheritance(tmp_path: Path):
+async def test_noise_of_the_agent_does_not_end_the_inheritance(client: Client):
     """The record keeps what the model read."""
     rule = r"/^Took \d+ s$/"
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        refused = await client.http.post("/sessions", json={"matching": ["/(/"]})
-        old = await client.create(matching=[rule])
-        first = await client.say(old, [user("go")])
-        await client.say(old, [user("go"), first, user("Took 1 s")])
-        earlier = await client.record(old)
-        heir = await heir_of(client, old)
-        await client.say(heir, [user("go")])
-        await client.say(heir, [user("go"), first, user("Took 2 s")])
-        record = await client.record(heir)
+    refused = await client.http.post("/sessions", json={"matching": ["/(/"]})
+    old = await client.create(matching=[rule])
+    first = await client.say(old, [user("go")])
+    await client.say(old, [user("go"), first, user("Took 1 s")])
+    earlier = await client.record(old)
+    heir = await heir_of(client, old)
+    await client.say(heir, [user("go")])
+    await client.say(heir, [user("go"), first, user("Took 2 s")])
+    record = await client.record(heir)
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "matching")
     assert record["inherits"]["asked_again"] == 2
@@ -126,32 +135,28 @@ async def test_noise_of_the_agent_does_not_end_the_inheritance(tmp_path: Path):
         assert [turn[name] for turn in record["turns"]] == [turn[name] for turn in earlier["turns"]]
 
 
-async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
+async def test_a_strict_heir_gives_up_at_the_first_difference(client: Client, old: Served):
     """Its agent is told so with the answer that ends every client."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
-        heir = await heir_of(client, old, strict=True)
-        await client.say(heir, before[:1])
-        refused = await client.chat(heir, [user("something else")])
-        await client.say(heir, before[:3])
-        await client.say(heir, before)
+    before = await converse(client, old, 2)
+    heir = await heir_of(client, old, strict=True)
+    await client.say(heir, before[:1])
+    refused = await client.chat(heir, [user("something else")])
+    await client.say(heir, before[:3])
+    await client.say(heir, before)
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "inheritance_ended")
     assert "turn 1" in refused.json()["error"]["message"]
 
 
-async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path: Path):
+async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(client: Client, old: Served):
     """Siblings share inherited tokens with mask 0."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
-        await close(client, old)
-        forks = [await inherit(client, old, before=1, trained=False) for _ in range(2)]
-        for fork in forks:
-            await converse(client, fork, 2)
-        records = [await client.record(fork) for fork in forks]
-        samples = [(await client.samples(fork))[0] for fork in forks]
+    before = await converse(client, old, 2)
+    await close(client, old)
+    forks = [await inherit(client, old, before=1, trained=False) for _ in range(2)]
+    for fork in forks:
+        await converse(client, fork, 2)
+    records = [await client.record(fork) for fork in forks]
+    samples = [(await client.samples(fork))[0] for fork in forks]
 
     assert len(before) == 5
     for record, sample in zip(records, samples, strict=True):
@@ -188,14 +193,12 @@ async def test_an_heir_survives_a_restart_and_has_an_heir(tmp_path: Path):
     assert final["ledger"]["inherited"] == final["ledger"]["trained"] == sum(sample["loss_mask"])
 
 
-async def test_an_agent_with_a_transcript_of_its_own_goes_on_at_once(tmp_path: Path):
+async def test_an_agent_with_a_transcript_of_its_own_goes_on_at_once(client: Client, old: Served):
     """The answers that it already has count as asked for."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
-        heir = await heir_of(client, old)
-        await client.say(heir, before)
-        [sample] = await client.samples(heir)
+    before = await converse(client, old, 2)
+    heir = await heir_of(client, old)
+    await client.say(heir, before)
+    [sample] = await client.samples(heir)
 
     assert sample["metadata"]["turns"] == [0, 1, 2]
 
@@ -215,14 +218,12 @@ async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Pat
     assert [turn["delivered"] for turn in record["turns"]] == [True]
 
 
-async def test_other_sampling_is_another_call(tmp_path: Path):
+async def test_other_sampling_is_another_call(client: Client, old: Served):
     """Its turn names the parameter."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        heir = await heir_of(client, old)
-        await client.say(heir, [user("go")], temperature=0.5)
-        record = await client.record(heir)
+    await client.say(old, [user("go")])
+    heir = await heir_of(client, old)
+    await client.say(heir, [user("go")], temperature=0.5)
+    record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["superseded", "main"]
     diverged = record["turns"][1]["notes"]["diverged"]
@@ -231,15 +232,13 @@ async def test_other_sampling_is_another_call(tmp_path: Path):
     assert record["inherits"]["because"] == "sampling"
 
 
-async def test_other_tools_are_another_call(tmp_path: Path):
+async def test_other_tools_are_another_call(client: Client, old: Served):
     """The record has no tools, only their number and digest, and the turn names both."""
-    async with serving(*says("one", "two", "three"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")], tools=[tool("look")])
-        heir = await heir_of(client, old)
-        await client.say(heir, [user("go")], tools=[tool("look"), tool("find")])
-        await client.say(heir, [user("go")], tools=[tool("look")])
-        record = await client.record(heir)
+    await client.say(old, [user("go")], tools=[tool("look")])
+    heir = await heir_of(client, old)
+    await client.say(heir, [user("go")], tools=[tool("look"), tool("find")])
+    await client.say(heir, [user("go")], tools=[tool("look")])
+    record = await client.record(heir)
 
     first, other = record["turns"]
     diverged = other["notes"]["diverged"]
@@ -249,69 +248,61 @@ async def test_other_tools_are_another_call(tmp_path: Path):
     assert record["inherits"]["because"] == "tools"
 
 
-async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
-        heir = await heir_of(client, old)
-        await client.say(heir, before[:1])
-        running = (await client.record(heir))["inherits"]
-        await client.http.post(f"/sessions/{heir.session_id}/end")
-        ended = (await client.record(heir))["inherits"]
+async def test_an_agent_that_ends_early_leaves_the_rest(client: Client, old: Served):
+    before = await converse(client, old, 2)
+    heir = await heir_of(client, old)
+    await client.say(heir, before[:1])
+    running = (await client.record(heir))["inherits"]
+    await client.http.post(f"/sessions/{heir.session_id}/end")
+    ended = (await client.record(heir))["inherits"]
 
     assert (running["asked_again"], running["ended_at"], running["because"]) == (1, None, None)
     assert (ended["ended_at"], ended["because"]) == (None, "agent")
 
 
-async def test_a_call_with_stop_strings_is_found_again(tmp_path: Path):
+async def test_a_call_with_stop_strings_is_found_again(client: Client, old: Served):
     """The store has lists where a request has tuples."""
     wishes = {"stop": ["Observation:"], "temperature": 0.5, "max_tokens": 50}
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")], **wishes)
-        heir = await heir_of(client, old, strict=True)
-        await client.say(heir, [user("go")], **wishes)
-        record = await client.record(heir)
+    await client.say(old, [user("go")], **wishes)
+    heir = await heir_of(client, old, strict=True)
+    await client.say(heir, [user("go")], **wishes)
+    record = await client.record(heir)
 
     assert [turn["role"] for turn in record["turns"]] == ["main"]
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: bool):
+async def test_equal_calls_get_their_answers_in_order(client: Client, old: Served, at_once: bool):
     """Best of two asks twice for the same; a third is sampled."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        first = [await client.say(old, [user("go")]) for _ in range(2)]
-        heir = await heir_of(client, old)
-        if at_once:
-            again = await asyncio.gather(*(client.say(heir, [user("go")]) for _ in range(2)))
-        else:
-            again = [await client.say(heir, [user("go")]) for _ in range(2)]
-        played = client.engine.played[heir.session_id]
-        await client.say(heir, [user("go")])
-        record = await client.record(heir)
+    first = [await client.say(old, [user("go")]) for _ in range(2)]
+    heir = await heir_of(client, old)
+    if at_once:
+        again = await asyncio.gather(*(client.say(heir, [user("go")]) for _ in range(2)))
+    else:
+        again = [await client.say(heir, [user("go")]) for _ in range(2)]
+    played = client.engine.played[heir.session_id]
+    await client.say(heir, [user("go")])
+    record = await client.record(heir)
 
     assert sorted(each["content"] for each in again) == sorted(each["content"] for each in first)
     assert played == 0
     assert [turn["notes"].get("inherited", "") for turn in record["turns"]] == ["trained", "trained", ""]
 
 
-async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
+async def test_a_fork_reads_an_edited_message_in_all_its_turns(client: Client, old: Served):
     """The agent sends what it knows; tokens and record have the edit, also in a further life of the fork."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 3)
-        await close(client, old)
-        edits = [{"message": 2, "content": "other"}]
-        fork = await inherit(client, old, before=1, trained=False, edits=edits)
-        client.engine.play_from(fork.session_id, 1)
-        again = await converse(client, fork, 3)
-        client.engine.play_from(fork.session_id, 0)
-        await client.say(fork, [user("aside"), *before[1:3]])
-        [record, sample] = [await client.record(fork), (await client.samples(fork))[0]]
-        heir = await heir_of(client, fork)
-        await converse(client, heir, 3)
-        repeated = await client.record(heir)
+    before = await converse(client, old, 3)
+    await close(client, old)
+    edits = [{"message": 2, "content": "other"}]
+    fork = await inherit(client, old, before=1, trained=False, edits=edits)
+    client.engine.play_from(fork.session_id, 1)
+    again = await converse(client, fork, 3)
+    client.engine.play_from(fork.session_id, 0)
+    await client.say(fork, [user("aside"), *before[1:3]])
+    [record, sample] = [await client.record(fork), (await client.samples(fork))[0]]
+    heir = await heir_of(client, fork)
+    await converse(client, heir, 3)
+    repeated = await client.record(heir)
 
     assert again == before
     assert [turn["messages_delta"] for turn in record["turns"][:3]] == [[user("go")], [user("other")], [user("more 1")]]
@@ -346,40 +337,35 @@ async def test_the_aborted_turn_of_a_drained_session_is_sampled_anew(tmp_path: P
     assert [each["inherits"]["turns"] for each in taken] == [1, 1]
 
 
-async def test_a_turn_that_is_never_trained_is_not_forked(tmp_path: Path):
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create(trained_roles=["compaction"])
-        await client.say(old, [user("go")])
-        await close(client, old)
-        answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id, "before": 0}})
+async def test_a_turn_that_is_never_trained_is_not_forked(client: Client):
+    old = await client.create(trained_roles=["compaction"])
+    await client.say(old, [user("go")])
+    await close(client, old)
+    answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id, "before": 0}})
 
     assert answer.status_code == 400
     assert "turn 0 is main, which is never trained" in answer.json()["error"]["message"]
 
 
-async def test_the_first_prompt_can_be_edited(tmp_path: Path):
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await converse(client, old, 2)
-        fork = await heir_of(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
-        await converse(client, fork, 2)
-        record = await client.record(fork)
+async def test_the_first_prompt_can_be_edited(client: Client, old: Served):
+    await converse(client, old, 2)
+    fork = await heir_of(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
+    await converse(client, fork, 2)
+    record = await client.record(fork)
 
     assert [turn["messages_delta"] for turn in record["turns"]] == [[user("start")], [user("more 0")]]
 
 
-async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
+async def test_a_record_is_trained_by_one_heir_ever(client: Client, old: Served):
     """Also after that heir was collected and deleted; the heirs of a fork keep its mask."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        heir = await heir_of(client, old)
-        await close(client, heir)
-        again = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
-        fork = await inherit(client, heir, trained=False)
-        second = await heir_of(client, fork)
-        await client.say(second, [user("go")])
-        record = await client.record(second)
+    await client.say(old, [user("go")])
+    heir = await heir_of(client, old)
+    await close(client, heir)
+    again = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
+    fork = await inherit(client, heir, trained=False)
+    second = await heir_of(client, fork)
+    await client.say(second, [user("go")])
+    record = await client.record(second)
 
     assert heir.session_id in again.json()["error"]["message"]
     assert [turn["notes"]["inherited"] for turn in record["turns"]] == ["masked"]
@@ -399,23 +385,21 @@ async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
     assert [turn["status"] for turn in record["turns"]] == ["completed", "truncated"]
 
 
-async def test_turns_that_are_too_old_are_left_out_or_refused(tmp_path: Path):
+async def test_turns_that_are_too_old_are_left_out_or_refused(client: Client, old: Served):
     """By the heir's own limit; what follows them goes, too, and a strict heir takes all or nothing."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        client.engine.relabel("1")
-        before = await converse(client, old, 2)
-        client.engine.relabel("3")
-        await client.say(old, before)
-        await client.say(old, [user("something else")])
-        await close(client, old)
-        body = {"inherits": {"session_id": old.session_id}, "limits": {"staleness": 1}}
-        strict = {**body, "inherits": {**body["inherits"], "strict": True}}
-        refused = await client.http.post("/sessions", json=strict)
-        heir = await client.create(**body)
-        played = client.engine.played[heir.session_id]
-        await client.say(heir, before[:1])
-        record = await client.record(heir)
+    client.engine.relabel("1")
+    before = await converse(client, old, 2)
+    client.engine.relabel("3")
+    await client.say(old, before)
+    await client.say(old, [user("something else")])
+    await close(client, old)
+    body = {"inherits": {"session_id": old.session_id}, "limits": {"staleness": 1}}
+    strict = {**body, "inherits": {**body["inherits"], "strict": True}}
+    refused = await client.http.post("/sessions", json=strict)
+    heir = await client.create(**body)
+    played = client.engine.played[heir.session_id]
+    await client.say(heir, before[:1])
+    record = await client.record(heir)
 
     assert refused.status_code == 400
     said = "expected tokens within limits.staleness 1 of weight version 3, turn 0 has version 1"
@@ -426,30 +410,26 @@ async def test_turns_that_are_too_old_are_left_out_or_refused(tmp_path: Path):
     assert record["ledger"]["generated"] == record["ledger"]["trained"]
 
 
-async def test_an_inherited_branch_that_ages_is_refused_as_a_live_one_is(tmp_path: Path):
+async def test_an_inherited_branch_that_ages_is_refused_as_a_live_one_is(client: Client, old: Served):
     """Its answers are repeated; the next call would make a sample that is too old."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        client.engine.relabel("1")
-        before = await converse(client, old, 1)
-        await close(client, old)
-        heir = await client.create(inherits={"session_id": old.session_id}, limits={"staleness": 1})
-        client.engine.relabel("3")
-        await client.http.get(f"/sessions/{heir.session_id}/samples")  # reads the version
-        again = await client.say(heir, before[:1])
-        refused = await client.chat(heir, before)
+    client.engine.relabel("1")
+    before = await converse(client, old, 1)
+    await close(client, old)
+    heir = await client.create(inherits={"session_id": old.session_id}, limits={"staleness": 1})
+    client.engine.relabel("3")
+    await client.http.get(f"/sessions/{heir.session_id}/samples")  # reads the version
+    again = await client.say(heir, before[:1])
+    refused = await client.chat(heir, before)
 
     assert again == before[1]
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "limit_reached")
 
 
-async def test_of_two_heirs_at_once_one_is_refused(tmp_path: Path):
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        await close(client, old)
-        body = {"inherits": {"session_id": old.session_id}}
-        answers = await asyncio.gather(*(client.http.post("/sessions", json=body) for _ in range(8)))
+async def test_of_two_heirs_at_once_one_is_refused(client: Client, old: Served):
+    await client.say(old, [user("go")])
+    await close(client, old)
+    body = {"inherits": {"session_id": old.session_id}}
+    answers = await asyncio.gather(*(client.http.post("/sessions", json=body) for _ in range(8)))
 
     refused = [answer for answer in answers if answer.status_code == 400]
     assert len(refused) == len(answers) - 1
@@ -501,31 +481,29 @@ async def test_an_engine_that_is_gone_costs_new_calls_only(tmp_path: Path):
         ({"before": 0, "edits": [{"message": 1, "content": ""}]}, "inherits.edits", "0 (user); got message 1"),
     ],
 )
-async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str, Any], param: str, said: str):
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        await close(client, old)
-        answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id} | how})
+async def test_an_impossible_inheritance_is_named(
+    client: Client, old: Served, how: dict[str, Any], param: str, said: str
+):
+    await client.say(old, [user("go")])
+    await close(client, old)
+    answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id} | how})
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert said in answer.json()["error"]["message"]
 
 
-async def test_a_record_has_one_heir_at_a_time_and_no_living_session(tmp_path: Path):
+async def test_a_record_has_one_heir_at_a_time_and_no_living_session(client: Client, old: Served):
     """Two would train its tokens twice; forks may be many."""
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        body = {"inherits": {"session_id": old.session_id}}
-        lives = await client.http.post("/sessions", json=body)
-        await close(client, old)
-        await client.create(**body)
-        second = await client.http.post("/sessions", json=body)
-        fork = await client.http.post("/sessions", json={"inherits": {**body["inherits"], "trained": False}})
-        both = await client.http.post("/sessions", json={**body, "resumes": old.session_id})
-        matching = await client.http.post("/sessions", json={**body, "matching": ["exact"]})
+    await client.say(old, [user("go")])
+    body = {"inherits": {"session_id": old.session_id}}
+    lives = await client.http.post("/sessions", json=body)
+    await close(client, old)
+    await client.create(**body)
+    second = await client.http.post("/sessions", json=body)
+    fork = await client.http.post("/sessions", json={"inherits": {**body["inherits"], "trained": False}})
+    both = await client.http.post("/sessions", json={**body, "resumes": old.session_id})
+    matching = await client.http.post("/sessions", json={**body, "matching": ["exact"]})
 
     assert "still lives" in lives.json()["error"]["message"]
     assert "continued with this one" in second.json()["error"]["message"]
@@ -544,17 +522,15 @@ async def test_a_server_without_a_store_inherits_nothing_that_was_closed():
     assert "does not keep sessions" in refused.json()["error"]["message"]
 
 
-async def test_an_edit_of_a_root_is_of_its_own_conversation(tmp_path: Path):
+async def test_an_edit_of_a_root_is_of_its_own_conversation(client: Client, old: Served):
     """A compaction, or a subagent with the same tools, says something else there."""
     system = {"role": "system", "content": "Play."}
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [system, user("go")])
-        await close(client, old)
-        edits = [{"message": 1, "content": "start"}]
-        fork = await inherit(client, old, before=0, trained=False, edits=edits)
-        for said in ("go", "a summary of all so far"):
-            await client.say(fork, [system, user(said)])
-        record = await client.record(fork)
+    await client.say(old, [system, user("go")])
+    await close(client, old)
+    edits = [{"message": 1, "content": "start"}]
+    fork = await inherit(client, old, before=0, trained=False, edits=edits)
+    for said in ("go", "a summary of all so far"):
+        await client.say(fork, [system, user(said)])
+    record = await client.record(fork)
     said = [turn["messages_delta"][-1]["content"] for turn in record["turns"]]
     assert said == ["start", "a summary of all so far"]

@@ -226,21 +226,19 @@ async def test_long_calls_that_ids_stand_for_are_read_off_the_loop():
     assert [turn["parent"] for turn in record["turns"]] == [None, 0]
 
 
-async def test_a_retry_count_of_any_length_is_no_bug_of_ours():
+async def test_a_retry_count_of_any_length_is_no_bug_of_ours(client, session):
     """Python refuses to convert five thousand digits."""
-    async with session_on(*says("hello")) as (client, session):
-        headers = {"x-stainless-retry-count": "9" * 5_000}
-        answer = await client.http.post(url_of(session), content=body(HI), headers=headers)
+    headers = {"x-stainless-retry-count": "9" * 5_000}
+    answer = await client.http.post(url_of(session), content=body(HI), headers=headers)
 
     assert answer.status_code == 200
 
 
-async def test_a_tool_that_is_not_offered_is_refused_in_few_words():
+async def test_a_tool_that_is_not_offered_is_refused_in_few_words(client):
     """However many tools there are, and however long their names."""
     tools = [tool("n" * 500 + str(i)) for i in range(500)]
     choice = {"type": "function", "function": {"name": "m" * 500}}
-    async with serving() as client:
-        answer = await client.chat(await client.create(), HI, tools=tools, tool_choice=choice)
+    answer = await client.chat(await client.create(), HI, tools=tools, tool_choice=choice)
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tool_choice")
     assert len(answer.json()["error"]["message"]) < 1_000
@@ -259,10 +257,9 @@ async def test_a_tool_that_is_not_offered_is_refused_in_few_words():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-async def test_a_refusal_says_little_whatever_is_wrong(fields):
+async def test_a_refusal_says_little_whatever_is_wrong(client, session, fields):
     """What an agent sends is quoted in answers and logs, but not all of it."""
-    async with session_on() as (client, session):
-        answer = await client.http.post(url_of(session), json={"model": "m", "messages": HI} | fields)
+    answer = await client.http.post(url_of(session), json={"model": "m", "messages": HI} | fields)
 
     assert answer.status_code == 400
     assert len(answer.content) < 1_000

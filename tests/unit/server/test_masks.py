@@ -45,13 +45,12 @@ async def test_a_session_without_a_filter_moves_without_masks(tmp_path: Path) ->
     assert "sampling_mask" not in sample
 
 
-async def test_a_request_may_not_change_what_the_session_pins() -> None:
+async def test_a_request_may_not_change_what_the_session_pins(client) -> None:
     """400 by name; the session continues, and its turn says what it was sampled with."""
-    async with serving(*says("one")) as client:
-        session = await client.create(**RECORD)
-        refused = await client.chat(session, [user("a")], temperature=0.5)
-        await client.say(session, [user("a")], top_p=0.9)
-        record = await client.record(session)
+    session = await client.create(**RECORD)
+    refused = await client.chat(session, [user("a")], temperature=0.5)
+    await client.say(session, [user("a")], top_p=0.9)
+    record = await client.record(session)
 
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "temperature"
@@ -86,9 +85,8 @@ async def test_an_heir_keeps_the_masks_of_what_it_inherits(tmp_path: Path) -> No
     assert sample["metadata"]["filtered_turns"] == 2
 
 
-async def test_more_candidates_than_the_engine_returns_are_refused() -> None:
+async def test_more_candidates_than_the_engine_returns_are_refused(client) -> None:
     """Before a turn has sampled them."""
-    async with serving(*says("one")) as client:
-        answer = await client.http.post("/sessions", json={"record": ["sampling_mask"], "sampling": {"top_k": 5000}})
+    answer = await client.http.post("/sessions", json={"record": ["sampling_mask"], "sampling": {"top_k": 5000}})
     assert answer.status_code == 400
     assert "sampling.top_k: expected at most" in answer.text

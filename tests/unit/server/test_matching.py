@@ -6,7 +6,7 @@ from harness.dialects.model_request import PartlyRead
 from harness.server.settings import ServerSettings
 from harness.types import Message
 from tests.builders import new_session, take_turn, tool, user
-from tests.session_servers.served import says, serving, session_on
+from tests.session_servers.served import says, serving
 
 HI = [user("hi")]
 ADD = [tool("add", properties={"a": {"type": "integer"}})]
@@ -52,16 +52,15 @@ async def test_an_exact_session_branches_and_says_where(matching):
     assert '{\\"a\\":1}' in diverged["sent"]
 
 
-async def test_calls_under_ids_of_a_client_s_own_are_told_apart_by_what_they_say():
+async def test_calls_under_ids_of_a_client_s_own_are_told_apart_by_what_they_say(client):
     """The model reads the call that the client sent, not that of another branch under the same id."""
     client_s = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     one = [*HI, {"role": "assistant", "content": "", "tool_calls": [client_s]}]
     other = [HI[0], respelled(one[1], '{"a":2}')]
-    async with serving(*says("one", "two")) as client:
-        session = await client.create(matching=["call_ids"])
-        reply = await client.say(session, [*one, result_of(one[1])], tools=ADD)
-        await client.say(session, [*other, result_of(one[1]), reply, user("so?")], tools=ADD)
-        _, after = (await client.record(session))["turns"]
+    session = await client.create(matching=["call_ids"])
+    reply = await client.say(session, [*one, result_of(one[1])], tools=ADD)
+    await client.say(session, [*other, result_of(one[1]), reply, user("so?")], tools=ADD)
+    _, after = (await client.record(session))["turns"]
 
     assert after["parent"] is None
     assert after["messages_delta"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
@@ -121,12 +120,11 @@ async def test_two_answers_that_a_message_fits_are_noted(matching, ambiguous):
     assert (turn["parent"], turn["notes"].get("ambiguous")) == (1, ambiguous)
 
 
-async def test_a_resample_is_a_sibling_and_no_divergence():
+async def test_a_resample_is_a_sibling_and_no_divergence(client, session):
     """Asking the same again rewrites nothing."""
-    async with session_on(*says("one", "two")) as (client, session):
-        await client.say(session, HI)
-        await client.say(session, HI)
-        _, again = (await client.record(session))["turns"]
+    await client.say(session, HI)
+    await client.say(session, HI)
+    _, again = (await client.record(session))["turns"]
 
     assert (again["parent"], "diverged" in again["notes"]) == (None, False)
 

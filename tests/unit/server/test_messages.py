@@ -92,34 +92,32 @@ async def test_a_stream_that_waits_is_kept_alive_by_pings():
     assert gather_blocks(events)["id"] == f"msg_{turn['notes']['response_id']}"
 
 
-async def test_a_count_is_that_of_the_prompt_and_leaves_nothing_behind():
+async def test_a_count_is_that_of_the_prompt_and_leaves_nothing_behind(client, session):
     """For a root and behind a turn, many at once, at a shut gate."""
-    async with session_on(*says("one", "two")) as (client, session):
-        first = await ask(client, session, path="/count_tokens", system="be", tools=[TOOL])
-        await ask(client, session, system="be", tools=[TOOL])
-        history = [*HI, {"role": "assistant", "content": "one"}, user("and?")]
-        await client.http.post("/sessions/pause")
-        before = await client.record(session)
-        counts = await asyncio.gather(
-            *(ask(client, session, history, path="/count_tokens", system="be", tools=[TOOL]) for _ in range(50))
-        )
-        after = await client.record(session)
-        await client.http.post("/sessions/resume")
-        await ask(client, session, history, system="be", tools=[TOOL])
-        turns = (await client.record(session))["turns"]
+    first = await ask(client, session, path="/count_tokens", system="be", tools=[TOOL])
+    await ask(client, session, system="be", tools=[TOOL])
+    history = [*HI, {"role": "assistant", "content": "one"}, user("and?")]
+    await client.http.post("/sessions/pause")
+    before = await client.record(session)
+    counts = await asyncio.gather(
+        *(ask(client, session, history, path="/count_tokens", system="be", tools=[TOOL]) for _ in range(50))
+    )
+    after = await client.record(session)
+    await client.http.post("/sessions/resume")
+    await ask(client, session, history, system="be", tools=[TOOL])
+    turns = (await client.record(session))["turns"]
 
     assert before == after
     assert first.json() == {"input_tokens": turns[0]["prompt_length"]}
     assert {count.json()["input_tokens"] for count in counts} == {turns[1]["prompt_length"]}
 
 
-async def test_errors_have_the_envelope_of_the_dialect():
+async def test_errors_have_the_envelope_of_the_dialect(client, session):
     """Of the request, of the session, of a route that is none, with the statuses and headers of every dialect."""
-    async with session_on() as (client, session):
-        malformed = await ask(client, session, [])
-        unknown = await ask(client, session, path="/batches")
-        await client.http.post("/sessions/drain")
-        closed = await ask(client, session)
+    malformed = await ask(client, session, [])
+    unknown = await ask(client, session, path="/batches")
+    await client.http.post("/sessions/drain")
+    closed = await ask(client, session)
 
     for answer, status, kind, code in (
         (malformed, 400, "invalid_request_error", "invalid_request"),

@@ -10,7 +10,7 @@ from backports import zstd
 from harness.dialects.request_limits import RequestLimits
 from harness.server.settings import ServerSettings
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, session_on
+from tests.session_servers.served import Client, Served, session_on
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "zstd": zstd.compress}
 PATHS = ("chat/completions", "responses", "messages")
@@ -28,12 +28,11 @@ async def post(client: Client, session: Served, path: str, content: bytes, encod
 
 @pytest.mark.parametrize("encoding", PACKERS)
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_packed_body_is_served_in_every_dialect(encoding: str, path: str):
+async def test_a_packed_body_is_served_in_every_dialect(client, session, encoding: str, path: str):
     """As codex sends it."""
-    async with session_on(*says("yes")) as (client, session):
-        body = BODY | LIMITS.get(path, {})
-        status, _ = await post(client, session, path, PACKERS[encoding](json.dumps(body).encode()), encoding.upper())
-        [turn] = (await client.record(session))["turns"]
+    body = BODY | LIMITS.get(path, {})
+    status, _ = await post(client, session, path, PACKERS[encoding](json.dumps(body).encode()), encoding.upper())
+    [turn] = (await client.record(session))["turns"]
 
     assert status == 200
     assert turn["messages_delta"] == [user("hi")]
@@ -62,21 +61,21 @@ async def test_what_comes_out_counts_among_the_calls_of_a_session(encoding: str)
 
 @pytest.mark.parametrize("encoding", PACKERS)
 @pytest.mark.parametrize("damage", [lambda packed: packed[:-3], lambda packed: b"{}", lambda packed: packed * 2])
-async def test_a_body_that_is_not_packed_as_it_says_is_malformed(encoding: str, damage: Callable[[bytes], bytes]):
+async def test_a_body_that_is_not_packed_as_it_says_is_malformed(
+    client, session, encoding: str, damage: Callable[[bytes], bytes]
+):
     """The answer says what was expected."""
-    async with session_on() as (client, session):
-        packed = damage(PACKERS[encoding](json.dumps(BODY).encode()))
-        status, answer = await post(client, session, PATHS[0], packed, encoding)
+    packed = damage(PACKERS[encoding](json.dumps(BODY).encode()))
+    status, answer = await post(client, session, PATHS[0], packed, encoding)
 
     assert status == 400
     assert f"expected {encoding} data" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("encoding", ["br", "deflate", "gzip, zstd"])
-async def test_an_encoding_that_is_not_read_is_refused_by_the_name_of_the_header(encoding: str):
+async def test_an_encoding_that_is_not_read_is_refused_by_the_name_of_the_header(client, session, encoding: str):
     """Not as a body that is no JSON."""
-    async with session_on() as (client, session):
-        status, answer = await post(client, session, PATHS[0], b"?", encoding)
+    status, answer = await post(client, session, PATHS[0], b"?", encoding)
 
     assert (status, answer["error"]["code"]) == (415, "encoding_refused")
     assert "content-encoding: expected gzip" in answer["error"]["message"]

@@ -7,7 +7,7 @@ import pytest
 from harness.samples.codec import sample_to_json, samples_from_tensors
 from harness.types import Json
 from tests.builders import user
-from tests.session_servers.served import Client, Served, says, serving, session_on
+from tests.session_servers.served import Client, Served, says, serving
 
 
 async def converse(client: Client, turns: int) -> Served:
@@ -41,11 +41,10 @@ async def test_a_record_by_deltas_holds_every_prompt():
         assert (turn["prompt_length"], turn["output_length"]) == (len(prompt), len(turn["output_ids"]))
 
 
-async def test_a_record_without_ids_has_the_conversation_and_no_columns():
+async def test_a_record_without_ids_has_the_conversation_and_no_columns(client):
     """Everything else is as in the record by deltas."""
-    async with serving(*says("one", "two")) as client:
-        session = await converse(client, 2)
-        deltas, bare = [await read(client, session, suffix) for suffix in ("?ids=deltas", "?ids=none")]
+    session = await converse(client, 2)
+    deltas, bare = [await read(client, session, suffix) for suffix in ("?ids=deltas", "?ids=none")]
 
     columns = {"context_ids", "output_ids", "logprobs"}
     deltas["turns"] = [{k: v for k, v in turn.items() if k not in columns} for turn in deltas["turns"]]
@@ -71,15 +70,14 @@ async def test_the_facts_of_a_session_do_not_grow_with_it():
 
 
 @pytest.mark.parametrize("asked", [("?format=safetensors", {}), ("", {"accept": "application/octet-stream"})])
-async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[str, dict[str, str]]):
+async def test_everything_of_a_rollout_comes_in_one_binary_answer(client, asked: tuple[str, dict[str, str]]):
     """Samples to the bit, facts and the record without columns, all of one moment; metadata of any size."""
     suffix, headers = asked
-    async with serving(*says("one", "two")) as client:
-        session = await converse(client, 2)
-        path = f"/sessions/{session.session_id}/samples{suffix}"
-        answer = await client.http.get(path, headers=headers)
-        expected = await client.samples(session)
-        bare, facts = await read(client, session, "?ids=none"), await read(client, session, "/facts")
+    session = await converse(client, 2)
+    path = f"/sessions/{session.session_id}/samples{suffix}"
+    answer = await client.http.get(path, headers=headers)
+    expected = await client.samples(session)
+    bare, facts = await read(client, session, "?ids=none"), await read(client, session, "/facts")
 
     assert answer.headers["content-type"] == "application/octet-stream"
     samples, about = samples_from_tensors(answer.content)
@@ -88,9 +86,8 @@ async def test_everything_of_a_rollout_comes_in_one_binary_answer(asked: tuple[s
 
 
 @pytest.mark.parametrize(("suffix", "param"), [("?ids=all", "ids"), ("/samples?format=arrow", "format")])
-async def test_a_form_that_is_not_offered_is_refused_by_name(suffix: str, param: str):
+async def test_a_form_that_is_not_offered_is_refused_by_name(client, session, suffix: str, param: str):
     """With those that are."""
-    async with session_on() as (client, session):
-        answer = await client.http.get(f"/sessions/{session.session_id}{suffix}")
+    answer = await client.http.get(f"/sessions/{session.session_id}{suffix}")
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -52,27 +52,25 @@ async def test_a_conversation_by_ids_is_one_branch_also_after_a_restart(tmp_path
     assert [turn["notes"]["dialect"] for turn in record["turns"]] == ["openai_responses"] * 3
 
 
-async def test_unknown_ids_are_refused():
+async def test_unknown_ids_are_refused(client):
     """Those of others, too."""
-    async with serving(*says("One.")) as client:
-        session, other = await client.create(), await client.create()
-        foreign = (await answer_of(client, other, input="a"))["id"]
+    session, other = await client.create(), await client.create()
+    foreign = (await answer_of(client, other, input="a"))["id"]
 
-        for response_id in ("resp_x", "", foreign):
-            asked = await ask_again(client, session, response_id or "resp_")
-            assert asked.status_code == 404
-        refused = await respond(client, session, input="b", previous_response_id=foreign)
+    for response_id in ("resp_x", "", foreign):
+        asked = await ask_again(client, session, response_id or "resp_")
+        assert asked.status_code == 404
+    refused = await respond(client, session, input="b", previous_response_id=foreign)
 
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "previous_response_not_found"
 
 
-async def test_a_stored_answer_is_not_streamed():
+async def test_a_stored_answer_is_not_streamed(client, session):
     """It is refused, not answered in another form."""
-    async with session_on(*says("One.")) as (client, session):
-        answer = await answer_of(client, session, input="a")
+    answer = await answer_of(client, session, input="a")
 
-        assert (await ask_again(client, session, answer["id"], "?stream=true")).status_code == 400
+    assert (await ask_again(client, session, answer["id"], "?stream=true")).status_code == 400
 
 
 async def test_a_retry_has_the_id_of_the_answer_that_was_lost():
@@ -157,39 +155,36 @@ async def test_a_stream_whose_answer_was_given_under_another_id_fails_and_its_re
     assert again[-1]["response"] == answer
 
 
-async def test_models_have_a_list_for_clients_that_want_their_own_form():
+async def test_models_have_a_list_for_clients_that_want_their_own_form(client, session):
     """Empty; others read the usual one."""
-    async with session_on() as (client, session):
-        url, headers = f"/sessions/{session.session_id}/v1/models", bearer(session.api_key)
-        usual = (await client.http.get(url, headers=headers)).json()
-        described = (await client.http.get(f"{url}?client_version=0.169.0", headers=headers)).json()
+    url, headers = f"/sessions/{session.session_id}/v1/models", bearer(session.api_key)
+    usual = (await client.http.get(url, headers=headers)).json()
+    described = (await client.http.get(f"{url}?client_version=0.169.0", headers=headers)).json()
 
     assert described == usual | {"models": []}
 
 
 @pytest.mark.parametrize("prefix", ["/sessions/{id}", ""])
-async def test_a_websocket_is_refused_at_once(prefix):
+async def test_a_websocket_is_refused_at_once(client, session, prefix):
     """So that its client asks by HTTP without a reconnect."""
-    async with session_on() as (client, session):
-        answer = await client.http.get(
-            f"{prefix.format(id=session.session_id)}/v1/responses",
-            headers={
-                **bearer(session.api_key),
-                "connection": "Upgrade",
-                "upgrade": "websocket",
-                "sec-websocket-version": "13",
-                "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
-            },
-        )
+    answer = await client.http.get(
+        f"{prefix.format(id=session.session_id)}/v1/responses",
+        headers={
+            **bearer(session.api_key),
+            "connection": "Upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-version": "13",
+            "sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==",
+        },
+    )
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (426, "upgrade_refused")
 
 
-async def test_what_is_not_served_names_what_is():
+async def test_what_is_not_served_names_what_is(client, session):
     """The compaction that only the vendor has, and completions of old."""
-    async with session_on() as (client, session):
-        for path in ("responses/compact", "completions", "responses/input_tokens"):
-            answer = await client.http.post(f"/sessions/{session.session_id}/v1/{path}", json={})
+    for path in ("responses/compact", "completions", "responses/input_tokens"):
+        answer = await client.http.post(f"/sessions/{session.session_id}/v1/{path}", json={})
 
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")
-            assert "/v1/responses" in answer.json()["error"]["message"]
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "route_not_found")
+        assert "/v1/responses" in answer.json()["error"]["message"]

@@ -134,25 +134,23 @@ def colliding(suffix: str) -> tuple[bytes, bytes]:
     return one, two
 
 
-async def test_two_bodies_of_one_fast_digest_are_two_calls():
+async def test_two_bodies_of_one_fast_digest_are_two_calls(client, session):
     """However they were made: each gets an answer of its own."""
-    async with session_on(*says("one", "two")) as (client, session):
-        headers = {"x-stainless-retry-count": "1"}
-        for content in colliding('"}]}'):
-            await client.http.post(url_of(session), content=content, headers=headers)
-        record = await client.record(session)
+    headers = {"x-stainless-retry-count": "1"}
+    for content in colliding('"}]}'):
+        await client.http.post(url_of(session), content=content, headers=headers)
+    record = await client.record(session)
 
     assert [turn["reply"]["content"] for turn in record["turns"]] == ["one", "two"]
 
 
-async def test_two_beginnings_of_one_fast_digest_are_two_histories():
+async def test_two_beginnings_of_one_fast_digest_are_two_histories(client, session):
     """The second conversation does not continue from the first one."""
-    async with session_on(*says("one", "two")) as (client, session):
-        first, _ = colliding('"}]}')
-        _, second = colliding('"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]}')
-        for content in (first, second):
-            await client.http.post(url_of(session), content=content)
-        record = await client.record(session)
+    first, _ = colliding('"}]}')
+    _, second = colliding('"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "more"}]}')
+    for content in (first, second):
+        await client.http.post(url_of(session), content=content)
+    record = await client.record(session)
 
     assert [turn["parent"] for turn in record["turns"]] == [None, None]
 
@@ -183,20 +181,17 @@ async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     assert len(record["turns"]) == 1
 
 
-async def test_an_answer_that_nobody_read_is_replayed():
+async def test_an_answer_that_nobody_read_is_replayed(client, session):
     """The client gave up just when its answer came: a reset connection says so, and the retry gets that answer."""
-    async with session_on(*says("one", "two")) as (client, session):
-        reader, writer = await asyncio.open_connection(*client.url.removeprefix("http://").split(":"))
-        content = json.dumps({"messages": HI}).encode()
-        head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
-        writer.transport.pause_reading()
-        writer.write(head.encode() + content)
-        await eventually(
-            lambda: any(turn.delivered for turn in client.server.sessions.in_memory(session.session_id).turns)
-        )
-        writer.transport.abort()
-        again = await client.http.post(url_of(session), content=content)
-        record = await client.record(session)
+    reader, writer = await asyncio.open_connection(*client.url.removeprefix("http://").split(":"))
+    content = json.dumps({"messages": HI}).encode()
+    head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    writer.transport.pause_reading()
+    writer.write(head.encode() + content)
+    await eventually(lambda: any(turn.delivered for turn in client.server.sessions.in_memory(session.session_id).turns))
+    writer.transport.abort()
+    again = await client.http.post(url_of(session), content=content)
+    record = await client.record(session)
 
     assert (again.json()["choices"][0]["message"]["content"], len(record["turns"])) == ("one", 1)
     assert record["turns"][0]["delivered"] is True
@@ -204,25 +199,23 @@ async def test_an_answer_that_nobody_read_is_replayed():
 
 
 @pytest.mark.parametrize("header", [{"x-stainless-retry-count": "1"}, {"idempotency-key": "a"}])
-async def test_a_delivered_answer_is_replayed_for_a_client_that_says_so(header):
+async def test_a_delivered_answer_is_replayed_for_a_client_that_says_so(client, session, header):
     """Body, ids and logprobs as before."""
-    async with session_on(*says("one", "two")) as (client, session):
-        first = await ask(client, session, **({} if "idempotency-key" not in header else header))
-        again = await ask(client, session, **header)
-        record = await client.record(session)
+    first = await ask(client, session, **({} if "idempotency-key" not in header else header))
+    again = await ask(client, session, **header)
+    record = await client.record(session)
 
     assert again == first
     assert len(record["turns"]) == 1
 
 
 @pytest.mark.parametrize("header", [{}, {"x-stainless-retry-count": "0"}, {"idempotency-key": "b"}])
-async def test_the_same_body_again_is_a_sample_of_its_own(header):
+async def test_the_same_body_again_is_a_sample_of_its_own(client, header):
     """A deliberate re-sample is a sibling."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create(selection="leaves")
-        await ask(client, session, **({"idempotency-key": "a"} if "idempotency-key" in header else {}))
-        again = await ask(client, session, **header)
-        record = await client.record(session)
+    session = await client.create(selection="leaves")
+    await ask(client, session, **({"idempotency-key": "a"} if "idempotency-key" in header else {}))
+    again = await ask(client, session, **header)
+    record = await client.record(session)
 
     assert again["choices"][0]["message"]["content"] == "two"
     assert [turn["parent"] for turn in record["turns"]] == [None, None]

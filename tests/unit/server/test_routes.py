@@ -18,10 +18,9 @@ from tests.session_servers.store_file import NONE_UNKNOWN
 HI = [user("hi")]
 
 
-async def test_a_session_is_created_with_id_url_and_key():
+async def test_a_session_is_created_with_id_url_and_key(client):
     """32 hex digits; the URL ends in the session's prefix, as agents are pointed to it."""
-    async with serving() as client:
-        answer = (await client.http.post("/sessions")).json()
+    answer = (await client.http.post("/sessions")).json()
 
     assert len(bytes.fromhex(answer["session_id"])) == 16
     assert answer["base_url"] == f"{client.url}/sessions/{answer['session_id']}"
@@ -57,12 +56,11 @@ def test_a_public_url_is_an_address():
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_the_prefix_answers_agents_that_look_first(method):
+async def test_the_prefix_answers_agents_that_look_first(client, method):
     """Some agents ask for the base URL, or for `/api/hello`, before they begin."""
-    async with serving() as client:
-        base = f"/sessions/{(await client.create()).session_id}"
-        paths = ["", "/", "/v1", *(["/api/hello"] if method == "HEAD" else [])]
-        answers = [await client.http.request(method, f"{base}{path}") for path in paths]
+    base = f"/sessions/{(await client.create()).session_id}"
+    paths = ["", "/", "/v1", *(["/api/hello"] if method == "HEAD" else [])]
+    answers = [await client.http.request(method, f"{base}{path}") for path in paths]
 
     assert {(each.status_code, each.headers["content-type"]) for each in answers} == {(200, "application/json")}
     assert {bool(each.content) for each in answers} == {method == "GET"}
@@ -77,13 +75,12 @@ async def test_the_model_is_listed(prefix):
     assert [card["id"] for card in answer.json()["data"]] == ["my-model"]
 
 
-async def test_health_and_metrics():
+async def test_health_and_metrics(client, session):
     """What operators and dashboards read."""
-    async with session_on() as (client, session):
-        await client.say(session, HI)
-        await client.chat(session, [])
-        health = await client.http.get("/health")
-        metrics = (await client.http.get("/metrics")).text
+    await client.say(session, HI)
+    await client.chat(session, [])
+    health = await client.http.get("/health")
+    metrics = (await client.http.get("/metrics")).text
 
     assert health.json()["engine"] == health.json()["engine"] | {"name": "scripted", "ready": True, "running": 0}
     assert (health.status_code, health.json()["status"], health.json()["gate"]) == (200, "ok", "open")
@@ -97,10 +94,9 @@ UNKNOWN = ["/", "/nope", "/sessions/", "/v1/chat", "/v1/chat/completions/", "/se
 UNKNOWN += ["/%00%ff/%F0%9F%98%80/" + "x" * 5_000]
 
 
-async def test_an_unknown_route_is_json():
+async def test_an_unknown_route_is_json(client):
     """Agents parse answers: never HTML, never a redirect, and short however odd the path is."""
-    async with serving() as client:
-        answers = [await client.http.request(method, path) for path in UNKNOWN for method in ("GET", "POST", "PUT")]
+    answers = [await client.http.request(method, path) for path in UNKNOWN for method in ("GET", "POST", "PUT")]
 
     assert {(answer.status_code, answer.headers["content-type"]) for answer in answers} == {(404, "application/json")}
     assert {answer.json()["error"]["code"] for answer in answers} == {"route_not_found"}
@@ -108,16 +104,15 @@ async def test_an_unknown_route_is_json():
     assert {answer.headers["x-should-retry"] for answer in answers} == {"false"}
 
 
-async def test_an_unknown_session_has_an_empty_record_and_no_turns():
+async def test_an_unknown_session_has_an_empty_record_and_no_turns(client):
     """Collecting what was reclaimed must not crash a rollout; a turn on it is terminal."""
     unknown = "0" * 32
-    async with serving() as client:
-        record = (await client.http.get(f"/sessions/{unknown}")).json()
-        samples = (await client.http.get(f"/sessions/{unknown}/samples")).json()
-        facts = (await client.http.get(f"/sessions/{unknown}/facts")).json()
-        packed = await client.http.get(f"/sessions/{unknown}/samples?format=safetensors")
-        ended = await client.http.post(f"/sessions/{unknown}/end")
-        turn = await client.http.post(f"/sessions/{unknown}/v1/chat/completions", json={"messages": HI})
+    record = (await client.http.get(f"/sessions/{unknown}")).json()
+    samples = (await client.http.get(f"/sessions/{unknown}/samples")).json()
+    facts = (await client.http.get(f"/sessions/{unknown}/facts")).json()
+    packed = await client.http.get(f"/sessions/{unknown}/samples?format=safetensors")
+    ended = await client.http.post(f"/sessions/{unknown}/end")
+    turn = await client.http.post(f"/sessions/{unknown}/v1/chat/completions", json={"messages": HI})
 
     assert (record["session_id"], record["phase"], record["turns"], samples) == (
         unknown,
@@ -134,13 +129,12 @@ async def test_an_unknown_session_has_an_empty_record_and_no_turns():
     assert turn.headers["x-should-retry"] == "false"
 
 
-async def test_deleting_is_idempotent_and_final():
+async def test_deleting_is_idempotent_and_final(client, session):
     """204 as often as it is asked; the record is empty, turns are terminal."""
-    async with session_on() as (client, session):
-        await client.say(session, HI)
-        statuses = [(await client.http.delete(f"/sessions/{session.session_id}")).status_code for _ in range(3)]
-        record = await client.record(session)
-        turn = await client.chat(session, HI)
+    await client.say(session, HI)
+    statuses = [(await client.http.delete(f"/sessions/{session.session_id}")).status_code for _ in range(3)]
+    record = await client.record(session)
+    turn = await client.chat(session, HI)
 
     assert (statuses, record["turns"], turn.status_code) == ([204] * 3, [], 404)
 
@@ -208,13 +202,12 @@ def test_loopback_needs_no_token(host):
     ServerSettings(host=host).check()
 
 
-async def test_a_port_in_use_is_a_sentence():
+async def test_a_port_in_use_is_a_sentence(client):
     """Not a traceback, and no group of exceptions."""
-    async with serving() as client:
-        port = int(client.url.rpartition(":")[2])
-        with pytest.raises(HarnessError, match=f"cannot listen on 127.0.0.1:{port}"):
-            async with serving(settings=ServerSettings(port=port)):
-                pytest.fail("it was served")
+    port = int(client.url.rpartition(":")[2])
+    with pytest.raises(HarnessError, match=f"cannot listen on 127.0.0.1:{port}"):
+        async with serving(settings=ServerSettings(port=port)):
+            pytest.fail("it was served")
 
 
 async def test_an_exception_in_the_block_comes_out_as_itself():
@@ -246,17 +239,16 @@ async def test_a_body_that_is_too_large_is_refused_as_soon_as_it_is_known(chunke
     assert (record["turns"], next_turn.status_code) == ([], 200)
 
 
-async def test_a_client_that_leaves_while_sending_harms_nobody():
+async def test_a_client_that_leaves_while_sending_harms_nobody(client, session):
     """Half a body, then silence: no turn, and the server continues."""
-    async with session_on(*says("hello")) as (client, session):
-        host, _, port = client.url.removeprefix("http://").partition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f"POST {url_of(session)} HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n{{".encode())
-        await writer.drain()
-        writer.close()
-        await writer.wait_closed()
-        next_turn = await client.chat(session, HI)
-        record = await client.record(session)
+    host, _, port = client.url.removeprefix("http://").partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"POST {url_of(session)} HTTP/1.1\r\nhost: h\r\ncontent-length: 1000\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    next_turn = await client.chat(session, HI)
+    record = await client.record(session)
 
     assert (next_turn.status_code, len(record["turns"])) == (200, 1)
 
@@ -269,10 +261,9 @@ def test_a_client_retries_an_engine_that_may_do_better_next_time(kind: type[Engi
     assert (answer.status_code, answer.headers.get("x-should-retry")) == (502, None if may_retry else "false")
 
 
-async def test_an_address_that_a_client_states_for_itself_is_not_believed():
+async def test_an_address_that_a_client_states_for_itself_is_not_believed(client):
     """Whoever reaches the port may send these; the base URL is that of the server, or the one that its operator set."""
     stated = {"x-forwarded-proto": "https", "x-forwarded-for": "10.0.0.1", "x-forwarded-host": "evil.example"}
-    async with serving() as client:
-        answer = await client.http.post("/sessions", headers=stated)
+    answer = await client.http.post("/sessions", headers=stated)
 
     assert answer.json()["base_url"].startswith(client.url)

@@ -54,6 +54,13 @@ async def engine_of(kind: str, *steps: ScriptStep, obeys: bool = True) -> AsyncI
         yield fake_provider(fake)
 
 
+@pytest.fixture(name="client")
+async def _client() -> AsyncIterator[Client]:
+    """A client of a server that allows scripts, in front of a scripted engine."""
+    async with serving_with(scripted(), settings=ALLOWED) as client:
+        yield client
+
+
 async def play(client: Client, session: Served, turns: int) -> list[Any]:
     """An agent that answers calls of tools, for so many turns; the conversation."""
     messages: list[Any] = [*HI]
@@ -92,12 +99,11 @@ async def test_a_tool_loop_of_six_turns_says_the_script_and_is_never_trained(kin
     assert sample["metadata"]["scripted_turns"] == 6
 
 
-async def test_a_session_without_a_script_is_not_stamped() -> None:
+async def test_a_session_without_a_script_is_not_stamped(client: Client) -> None:
     """On the same server: the engine chooses its words, and they are trained."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        session = await client.create()
-        await client.say(session, HI)
-        record, [sample] = await client.record(session), await client.samples(session)
+    session = await client.create()
+    await client.say(session, HI)
+    record, [sample] = await client.record(session), await client.samples(session)
 
     [turn] = record["turns"]
     assert (turn["script_step"], turn["output_ids"]) == (None, ids("Never this."))
@@ -153,26 +159,24 @@ async def test_a_step_that_was_cut_goes_on_at_the_next_server(tmp_path: Path) ->
     assert ledger_of(read_file(tmp_path / "s.db")[session.session_id]) == record["ledger"]
 
 
-async def test_a_script_ends_and_nothing_is_sampled_behind_it() -> None:
+async def test_a_script_ends_and_nothing_is_sampled_behind_it(client: Client) -> None:
     """A typed error that ends every client, before an engine is asked."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        session = await client.create(script={"steps": [{"text": "only this"}]})
-        reply = await client.say(session, HI)
-        answer = await client.chat(session, [*HI, reply, user("more")])
-        record = await client.record(session)
+    session = await client.create(script={"steps": [{"text": "only this"}]})
+    reply = await client.say(session, HI)
+    answer = await client.chat(session, [*HI, reply, user("more")])
+    record = await client.record(session)
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "script_ended")
     assert answer.headers["x-should-retry"] == "false"
     assert (outputs(record), record["refusals"]) == ([ids("only this")], {"script_ended": 1})
 
 
-async def test_siblings_say_the_same_step_and_another_conversation_begins_again() -> None:
+async def test_siblings_say_the_same_step_and_another_conversation_begins_again(client: Client) -> None:
     """A step belongs to a place in a branch, not to a count of calls."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        session = await client.create(script={"steps": [{"text": "one"}, {"text": "two"}]})
-        first = await client.say(session, HI)
-        behind = [[*HI, first, user(text)] for text in ("this way", "or that")]
-        said = [await client.say(session, messages) for messages in (*behind, [user("a title, please")])]
+    session = await client.create(script={"steps": [{"text": "one"}, {"text": "two"}]})
+    first = await client.say(session, HI)
+    behind = [[*HI, first, user(text)] for text in ("this way", "or that")]
+    said = [await client.say(session, messages) for messages in (*behind, [user("a title, please")])]
 
     assert [message["content"] for message in said] == ["two", "two", "one"]
 
@@ -193,12 +197,11 @@ async def test_a_step_without_an_end_is_cut_behind_its_last_id(kind: str) -> Non
     ]
 
 
-async def test_what_would_forbid_a_token_of_the_step_is_left_out() -> None:
+async def test_what_would_forbid_a_token_of_the_step_is_left_out(client: Client) -> None:
     """A schema and a least length are wishes to a model; a script is not one."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        session = await client.create(script={"steps": [{"text": "no"}]}, sampling={"min_tokens": 50})
-        await client.say(session, HI, response_format={"type": "json_object"})
-        [turn] = (await client.record(session))["turns"]
+    session = await client.create(script={"steps": [{"text": "no"}]}, sampling={"min_tokens": 50})
+    await client.say(session, HI, response_format={"type": "json_object"})
+    [turn] = (await client.record(session))["turns"]
 
     used = turn["sampling"]["used"]
     assert (turn["output_ids"], used["min_new_tokens"], used["json_schema"]) == (ids("no"), 0, None)
@@ -436,25 +439,23 @@ async def drained(client: Client, session: Served) -> None:
     await client.http.post("/sessions/resume")
 
 
-async def test_a_session_that_takes_over_goes_on_with_the_script() -> None:
+async def test_a_session_that_takes_over_goes_on_with_the_script(client: Client) -> None:
     """At the step where its predecessor was, without being told the script again."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        old = await client.create(script=SCRIPT)
-        await play(client, old, 2)
-        await drained(client, old)
-        new = await client.create(resumes=old.session_id)
-        await play(client, new, 6)
-        record = await client.record(new)
+    old = await client.create(script=SCRIPT)
+    await play(client, old, 2)
+    await drained(client, old)
+    new = await client.create(resumes=old.session_id)
+    await play(client, new, 6)
+    record = await client.record(new)
 
     assert outputs(record) == [ids(text) for text in SAYINGS]
 
 
 @pytest.mark.parametrize(("before", "after"), [(SCRIPT, CREATE["script"]), (None, SCRIPT)])
-async def test_a_session_that_takes_over_has_no_other_script(before: Json | None, after: Json) -> None:
+async def test_a_session_that_takes_over_has_no_other_script(client: Client, before: Json | None, after: Json) -> None:
     """A turn that was cut could not continue in another step, nor in one where the model had begun."""
-    async with engine_of("scripted") as engine, serving_with(engine, settings=ALLOWED) as client:
-        old = await client.create(script=before)
-        await drained(client, old)
-        answer = await client.http.post("/sessions", json={"resumes": old.session_id, "script": after})
+    old = await client.create(script=before)
+    await drained(client, old)
+    answer = await client.http.post("/sessions", json={"resumes": old.session_id, "script": after})
 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "script")

@@ -13,7 +13,7 @@ from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig
 from server_patch.background import running
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import Client, Served, eventually, serving, serving_with, session_on
+from tests.session_servers.served import Client, Served, eventually, serving, serving_with
 
 LONG = ScriptStep(text="On and on it goes, and on, and on.", token_delay_s=30)
 
@@ -46,14 +46,13 @@ async def test_each_session_says_what_it_waits_for():
     assert answer["totals"]["tokens"] == 1
 
 
-async def test_tokens_of_turns_in_flight_are_counted_once_they_are_recorded():
+async def test_tokens_of_turns_in_flight_are_counted_once_they_are_recorded(client, session):
     """A session's, and those of the server, which has them when the session is gone, too."""
-    async with session_on(ScriptStep(text="Understood.")) as (client, session):
-        await client.say(session, [user("Begin.")])
-        record = await client.record(session)
-        [line] = (await client.http.get("/sessions")).json()["sessions"]
-        await client.http.delete(f"/sessions/{session.session_id}")
-        after = (await client.http.get("/sessions")).json()
+    await client.say(session, [user("Begin.")])
+    record = await client.record(session)
+    [line] = (await client.http.get("/sessions")).json()["sessions"]
+    await client.http.delete(f"/sessions/{session.session_id}")
+    after = (await client.http.get("/sessions")).json()
 
     generated = record["ledger"]["generated"]
     assert generated > 0
@@ -62,15 +61,14 @@ async def test_tokens_of_turns_in_flight_are_counted_once_they_are_recorded():
     assert after["totals"] == {"states": {}, "turns": 1, "tokens": generated}
 
 
-async def test_a_limited_list_has_the_busiest():
+async def test_a_limited_list_has_the_busiest(client):
     """Of two that are idle the longer one; the totals count those that are left out."""
-    async with serving(ScriptStep(text="Understood.")) as client:
-        sessions: list[Served] = [await client.create() for _ in range(3)]
-        await client.say(sessions[1], [user("Begin.")])
-        async with SessionServerClient(client.url) as server:
-            listed = await server.busiest(1, deadline_s=10)
-            looked = await server.look([sessions[2].session_id, "0" * 32], deadline_s=10)
-            nothing = await server.look([], deadline_s=10)
+    sessions: list[Served] = [await client.create() for _ in range(3)]
+    await client.say(sessions[1], [user("Begin.")])
+    async with SessionServerClient(client.url) as server:
+        listed = await server.busiest(1, deadline_s=10)
+        looked = await server.look([sessions[2].session_id, "0" * 32], deadline_s=10)
+        nothing = await server.look([], deadline_s=10)
 
     assert [each.session_id for each in listed.sessions] == [sessions[1].session_id]
     assert listed.totals.states == {"tool": 3}
@@ -98,10 +96,9 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("path", NONSENSE)
-async def test_a_query_that_cannot_be_meant_is_refused(path: str):
+async def test_a_query_that_cannot_be_meant_is_refused(client, path: str):
     """By its parameter."""
-    async with serving() as client:
-        answers = [await client.http.get(f"{path}?{query}") for query in NONSENSE[path]]
+    answers = [await client.http.get(f"{path}?{query}") for query in NONSENSE[path]]
 
     told = [(answer.status_code, answer.json()["error"]["param"]) for answer in answers]
     assert told == [(400, query.partition("=")[0]) for query in NONSENSE[path]]
@@ -186,12 +183,11 @@ async def test_an_answer_with_the_times_of_many_turns_says_what_is_left_off():
     assert (list(rest.times), rest.left_off) == (sessions[2:], [])
 
 
-async def test_others_are_served_while_thousands_of_sessions_are_listed():
+async def test_others_are_served_while_thousands_of_sessions_are_listed(client):
     """The list is as long as they are many, and so the loop goes round more often while it is made."""
-    async with serving(ScriptStep(text="Understood.")) as client:
-        few = await rounds_of_list(client)
-        await crowd(client, 5_000)
-        many = await rounds_of_list(client)
+    few = await rounds_of_list(client)
+    await crowd(client, 5_000)
+    many = await rounds_of_list(client)
     assert many - few >= 20
 
 

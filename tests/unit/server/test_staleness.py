@@ -30,34 +30,32 @@ async def test_a_branch_goes_on_until_its_oldest_token_is_too_old(limit, updates
         assert max(sample["behavior_versions"]) == updates_met
 
 
-async def test_a_refusal_says_which_limit_it_is_and_new_branches_begin_fresh():
+async def test_a_refusal_says_which_limit_it_is_and_new_branches_begin_fresh(client):
     """404 with `limit_reached`, which ends agents; a conversation of its own is under the live weights alone."""
-    async with serving(*says("one", "two")) as client:
-        session = await client.create(limits={"staleness": 0})
-        first = await client.say(session, [user("a")])
-        await client.engine.update_weights(NOWHERE, "1")
+    session = await client.create(limits={"staleness": 0})
+    first = await client.say(session, [user("a")])
+    await client.engine.update_weights(NOWHERE, "1")
 
-        refused = await client.chat(session, [user("a"), first, user("b")])
+    refused = await client.chat(session, [user("a"), first, user("b")])
 
-        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "limit_reached")
-        assert "began under weight version 0, 1 updates ago" in refused.json()["error"]["message"]
-        assert await client.say(session, [user("another")])
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "limit_reached")
+    assert "began under weight version 0, 1 updates ago" in refused.json()["error"]["message"]
+    assert await client.say(session, [user("another")])
 
 
-async def test_the_lags_of_a_sample_count_from_the_weights_that_are_live_when_it_is_read():
+async def test_the_lags_of_a_sample_count_from_the_weights_that_are_live_when_it_is_read(client, session):
     """Also when none of its tokens is that new: what a trainer asks is how old they are now."""
-    async with session_on(*says("one", "two")) as (client, session):
-        first = await client.say(session, [user("a")])
-        await client.engine.update_weights(NOWHERE, "1")
-        await client.say(session, [user("a"), first, user("b")])
-        found = []
-        for version in (1, 3):
-            await client.engine.update_weights(NOWHERE, str(version))
-            [sample] = await client.samples(session)
-            stale = sample["metadata"]["staleness"]
-            found.append((stale["newest_version"], stale["lag_min"], stale["lag_max"]))
+    first = await client.say(session, [user("a")])
+    await client.engine.update_weights(NOWHERE, "1")
+    await client.say(session, [user("a"), first, user("b")])
+    found = []
+    for version in (1, 3):
+        await client.engine.update_weights(NOWHERE, str(version))
+        [sample] = await client.samples(session)
+        stale = sample["metadata"]["staleness"]
+        found.append((stale["newest_version"], stale["lag_min"], stale["lag_max"]))
 
-        assert found == [(1, 0, 1), (3, 2, 3)]
+    assert found == [(1, 0, 1), (3, 2, 3)]
 
 
 async def test_under_a_label_that_is_no_version_the_lags_count_from_the_sample():

@@ -1,6 +1,7 @@
 """Scoring what waits for the live version before that version disappears, and what the workers serve afterwards."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +45,17 @@ class Engine(ScriptedEngine):
         return await super().score(input_ids, start=start)
 
 
+@pytest.fixture(name="engine")
+def _engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture(name="client")
+async def _client(engine: Engine) -> AsyncIterator[Client[Engine]]:
+    async with serving_with(engine) as client:
+        yield client
+
+
 async def two_turns(client: Client, **config) -> Served:
     """A session that sits in a tool call after its second turn."""
     session = await client.create(**config)
@@ -70,24 +82,22 @@ def scored_share(sample) -> float:
     return float((proximal[behavior >= 0] == behavior[behavior >= 0] + 1).mean())
 
 
-async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_sweep():
+async def test_a_session_that_waits_for_a_tool_meets_the_next_version_in_the_sweep(engine, client):
     """Both turns of it, with one request that starts at the first sampled token."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        session = await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
+    session = await two_turns(client)
+    await engine.update_weights(NOWHERE, "1")
 
-        report = await sweep(client, 1)
+    report = await sweep(client, 1)
 
-        [sample] = await client.samples(session)
-        sampled = sum(version >= 0 for version in sample["behavior_versions"])
-        assert scored_share(sample) == 1.0
-        assert sample["metadata"]["staleness"]["proximal_share"] == 1.0
-        assert engine.scored == [(len(sample["tokens"]) - sample["response_length"], len(sample["tokens"]))]
-        assert engine.sessions == [session.session_id]
-        assert (report["sessions"], report["requests"], report["tokens_left"]) == (1, 1, 0)
-        assert report["tokens_waiting"] == report["tokens_settled"] == sampled
-        assert not report["is_running"]
+    [sample] = await client.samples(session)
+    sampled = sum(version >= 0 for version in sample["behavior_versions"])
+    assert scored_share(sample) == 1.0
+    assert sample["metadata"]["staleness"]["proximal_share"] == 1.0
+    assert engine.scored == [(len(sample["tokens"]) - sample["response_length"], len(sample["tokens"]))]
+    assert engine.sessions == [session.session_id]
+    assert (report["sessions"], report["requests"], report["tokens_left"]) == (1, 1, 0)
+    assert report["tokens_waiting"] == report["tokens_settled"] == sampled
+    assert not report["is_running"]
 
 
 async def test_what_was_swept_survives_a_restart(tmp_path):
@@ -103,20 +113,18 @@ async def test_what_was_swept_survives_a_restart(tmp_path):
         assert await client.samples(session) == before
 
 
-async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach():
+async def test_a_sweep_ends_with_its_budget_and_counts_what_it_did_not_reach(engine, client):
     """The tokens left keep their behavior values."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        session = await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-        engine.may_score.clear()
+    session = await two_turns(client)
+    await engine.update_weights(NOWHERE, "1")
+    engine.may_score.clear()
 
-        report = await sweep(client, 1, budget_s=0.05)
+    report = await sweep(client, 1, budget_s=0.05)
 
-        [sample] = await client.samples(session)
-        assert report["tokens_left"] == report["tokens_waiting"] > 0
-        assert sample["proximal_versions"] == sample["behavior_versions"]
-        assert sample["proximal_logprobs"] == sample["rollout_log_probs"]
+    [sample] = await client.samples(session)
+    assert report["tokens_left"] == report["tokens_waiting"] > 0
+    assert sample["proximal_versions"] == sample["behavior_versions"]
+    assert sample["proximal_logprobs"] == sample["rollout_log_probs"]
 
 
 async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
@@ -142,23 +150,21 @@ async def test_sessions_that_live_longest_go_first_a_bounded_number_at_a_time():
         assert [end for _, end in engine.scored] == lengths
 
 
-async def test_branches_that_share_a_prefix_score_it_once():
+async def test_branches_that_share_a_prefix_score_it_once(engine, client):
     """The second branch starts behind what the first has settled."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        session = await client.create(selection="leaves")
-        first = await client.say(session, [user("a")])
-        for text in ("left", "right"):
-            await client.say(session, [user("a"), first, user(text)])
-        await engine.update_weights(NOWHERE, "1")
+    session = await client.create(selection="leaves")
+    first = await client.say(session, [user("a")])
+    for text in ("left", "right"):
+        await client.say(session, [user("a"), first, user(text)])
+    await engine.update_weights(NOWHERE, "1")
 
-        report = await sweep(client, 1)
+    report = await sweep(client, 1)
 
-        samples = await client.samples(session)
-        turns = (await client.record(session))["turns"]
-        assert [scored_share(sample) for sample in samples] == [1.0, 1.0]
-        assert [start for start, _ in engine.scored] == [len(turns[0]["prompt_ids"]), len(turns[2]["prompt_ids"])]
-        assert report["tokens_settled"] == report["tokens_waiting"]
+    samples = await client.samples(session)
+    turns = (await client.record(session))["turns"]
+    assert [scored_share(sample) for sample in samples] == [1.0, 1.0]
+    assert [start for start, _ in engine.scored] == [len(turns[0]["prompt_ids"]), len(turns[2]["prompt_ids"])]
+    assert report["tokens_settled"] == report["tokens_waiting"]
 
 
 async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_token():
@@ -185,35 +191,31 @@ async def test_a_session_that_filled_its_context_is_scored_but_for_its_last_toke
         assert (report["tokens_left"], report["requests"], report["failures"]) == (1, 1, {})
 
 
-async def test_of_a_drained_session_only_what_will_be_delivered_is_scored():
+async def test_of_a_drained_session_only_what_will_be_delivered_is_scored(engine, client):
     """An open session may continue from any branch, a closed one delivers the selected one."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        session = await client.create(selection="one")
-        await client.say(session, [user("one answer")])
-        await client.say(session, [user("a")])
-        await engine.update_weights(NOWHERE, "1")
-        await client.http.post("/sessions/drain")
+    session = await client.create(selection="one")
+    await client.say(session, [user("one answer")])
+    await client.say(session, [user("a")])
+    await engine.update_weights(NOWHERE, "1")
+    await client.http.post("/sessions/drain")
 
-        report = await sweep(client, 1)
+    report = await sweep(client, 1)
 
-        [sample] = await client.samples(session)
-        assert scored_share(sample) == 1.0
-        assert report["requests"] == 1
+    [sample] = await client.samples(session)
+    assert scored_share(sample) == 1.0
+    assert report["requests"] == 1
 
 
-async def test_a_sweep_of_a_version_that_is_not_live_is_refused():
+async def test_a_sweep_of_a_version_that_is_not_live_is_refused(engine, client):
     """After the update it is too late; nothing is asked of the engine."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        await two_turns(client)
-        await engine.update_weights(NOWHERE, "2")
+    await two_turns(client)
+    await engine.update_weights(NOWHERE, "2")
 
-        answer = await client.http.post("/sessions/sweep", json={"version": 1})
+    answer = await client.http.post("/sessions/sweep", json={"version": 1})
 
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
-        assert "live version 2" in answer.json()["error"]["message"]
-        assert engine.scored == []
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "version")
+    assert "live version 2" in answer.json()["error"]["message"]
+    assert engine.scored == []
 
 
 @pytest.mark.parametrize(
@@ -229,21 +231,19 @@ async def test_a_sweep_that_is_not_understood_is_refused(body, param):
         assert answer.json()["error"]["message"].startswith(f"{param}: ")
 
 
-async def test_tokens_on_another_scale_are_counted_and_left_alone():
+async def test_tokens_on_another_scale_are_counted_and_left_alone(engine, client):
     """At temperature 0.7 after-temperature logprobs and raw prompt logprobs do not mix."""
-    engine = Engine()
     engine.capabilities = replace(engine.capabilities, logprob_scale=LogprobScale.AFTER_TEMPERATURE)
-    async with serving_with(engine) as client:
-        heated = await two_turns(client, sampling={"temperature": 0.7})
-        plain = await two_turns(client, sampling={"temperature": 1.0})
-        await engine.update_weights(NOWHERE, "1")
+    heated = await two_turns(client, sampling={"temperature": 0.7})
+    plain = await two_turns(client, sampling={"temperature": 1.0})
+    await engine.update_weights(NOWHERE, "1")
 
-        report = await sweep(client, 1)
+    report = await sweep(client, 1)
 
-        assert scored_share((await client.samples(heated))[0]) == 0.0
-        assert scored_share((await client.samples(plain))[0]) == 1.0
-        assert report["tokens_incomparable"] > 0
-        assert report["tokens_left"] == 0
+    assert scored_share((await client.samples(heated))[0]) == 0.0
+    assert scored_share((await client.samples(plain))[0]) == 1.0
+    assert report["tokens_incomparable"] > 0
+    assert report["tokens_left"] == 0
 
 
 async def test_a_request_that_fails_costs_its_own_branch_and_is_not_made_again():
@@ -364,21 +364,19 @@ async def test_a_turn_that_begins_again_has_no_values_of_tokens_that_were_lost()
     assert sample["behavior_versions"] == sample["proximal_versions"] == [2] * 5
 
 
-async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor():
+async def test_a_session_that_is_taken_over_meanwhile_is_swept_in_its_successor(engine, client):
     """What the report calls settled is settled in a session that somebody will collect."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        session = await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        engine.may_score.clear()
-        sweeping = asyncio.create_task(sweep(client, 1))
-        await eventually(lambda: len(engine.scored) == 1)
-        successor = await client.create(resumes=session.session_id)
-        engine.may_score.set()
-        report = await sweeping
-        [sample] = await client.samples(successor)
+    session = await two_turns(client)
+    await engine.update_weights(NOWHERE, "1")
+    await client.http.post("/sessions/drain")
+    await client.http.post("/sessions/resume")
+    engine.may_score.clear()
+    sweeping = asyncio.create_task(sweep(client, 1))
+    await eventually(lambda: len(engine.scored) == 1)
+    successor = await client.create(resumes=session.session_id)
+    engine.may_score.set()
+    report = await sweeping
+    [sample] = await client.samples(successor)
 
     assert scored_share(sample) == 1.0
     assert (report["tokens_settled"], report["tokens_left"]) == (sum(sample["loss_mask"]), 0)
@@ -465,25 +463,23 @@ async def test_no_worker_is_fenced_when_none_has_the_version():
         assert (await client.say(await client.create(), [user("a")])) == assistant("one")
 
 
-async def test_a_sweep_over_many_sessions_lets_others_get_on():
+async def test_a_sweep_over_many_sessions_lets_others_get_on(engine, client):
     """Counting what waits, before and after, is done session by session: nobody waits for all of it."""
-    engine = Engine()
-    async with serving_with(engine) as client:
-        for _ in range(30):
-            await client.create()
-        store = open_store("memory")
-        asked = Sweep(engine, LiveVersion(engine, store, patience_s=1), store, client.server.sessions, SweepRequest(0))
-        rounds = 0
-        sweeping = asyncio.create_task(asked.run())
-        while not sweeping.done():
-            rounds += 1
-            await asyncio.sleep(0)
+    for _ in range(30):
+        await client.create()
+    store = open_store("memory")
+    asked = Sweep(engine, LiveVersion(engine, store, patience_s=1), store, client.server.sessions, SweepRequest(0))
+    rounds = 0
+    sweeping = asyncio.create_task(asked.run())
+    while not sweeping.done():
+        rounds += 1
+        await asyncio.sleep(0)
 
     assert (await sweeping).tokens_left == 0
     assert rounds > 60
 
 
-async def test_a_turn_that_ends_while_a_sweep_counts_is_scored():
+async def test_a_turn_that_ends_while_a_sweep_counts_is_scored(engine, client):
     """Although nothing waited when it was the turn of its session to be counted."""
 
     class LateSessions:
@@ -497,13 +493,11 @@ async def test_a_turn_that_ends_while_a_sweep_counts_is_scored():
         def __iter__(self):
             return iter(next(self._found, self._sessions))
 
-    engine = Engine()
-    async with serving_with(engine) as client:
-        await two_turns(client)
-        await engine.update_weights(NOWHERE, "1")
-        store = open_store("memory")
-        live = LiveVersion(engine, store, patience_s=1)
-        report = await Sweep(engine, live, store, LateSessions(client.server.sessions), SweepRequest(1)).run()
+    await two_turns(client)
+    await engine.update_weights(NOWHERE, "1")
+    store = open_store("memory")
+    live = LiveVersion(engine, store, patience_s=1)
+    report = await Sweep(engine, live, store, LateSessions(client.server.sessions), SweepRequest(1)).run()
 
     assert report.tokens_settled == report.tokens_waiting > 0
     assert (report.sessions, report.sessions_done, report.tokens_left, report.failures) == (1, 1, 0, {})

@@ -57,17 +57,16 @@ async def test_only_a_session_that_was_drained_can_be_taken_over():
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
 
 
-async def test_a_takeover_keeps_how_histories_are_compared():
+async def test_a_takeover_keeps_how_histories_are_compared(client):
     """Its turns are known by keys of that kind: a successor that states nothing compares as they were recorded."""
-    async with serving(*says("one", "two")) as client:
-        old = await client.create(matching=["exact"])
-        reply = await client.say(old, [user("go")])
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        new = await client.create(resumes=old.session_id)
-        await client.say(new, [user("go"), reply | {"content": "one\n"}, user("more")])
-        again = await client.http.post("/sessions", json={"matching": ["exact"], "resumes": new.session_id})
-        turns = (await client.record(new))["turns"]
+    old = await client.create(matching=["exact"])
+    reply = await client.say(old, [user("go")])
+    await client.http.post("/sessions/drain")
+    await client.http.post("/sessions/resume")
+    new = await client.create(resumes=old.session_id)
+    await client.say(new, [user("go"), reply | {"content": "one\n"}, user("more")])
+    again = await client.http.post("/sessions", json={"matching": ["exact"], "resumes": new.session_id})
+    turns = (await client.record(new))["turns"]
 
     assert [turn["parent"] for turn in turns] == [None, None]
     assert again.json()["error"]["param"] == "resumes"
@@ -92,16 +91,15 @@ async def test_turns_behind_an_incomplete_one_are_not_taken_over():
 
 
 @pytest.mark.parametrize("question", ["go", "something else"])
-async def test_an_agent_that_asks_something_else_gets_new_answers(question: str):
+async def test_an_agent_that_asks_something_else_gets_new_answers(client, question: str):
     """Replaying is for the same question only."""
-    async with serving(*says("one", "two")) as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        new = await client.create(resumes=old.session_id)
-        message = await client.say(new, [user(question)])
-        record = await client.record(new)
+    old = await client.create()
+    await client.say(old, [user("go")])
+    await client.http.post("/sessions/drain")
+    await client.http.post("/sessions/resume")
+    new = await client.create(resumes=old.session_id)
+    message = await client.say(new, [user(question)])
+    record = await client.record(new)
 
     assert message["content"] == "one"
     assert len(record["turns"]) == (1 if question == "go" else 2)

@@ -4,17 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from harness.errors import SessionServerError
-from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
-from harness.rollouts.manager import SessionManager
-from harness.samples.rollout import OutcomeKind
 from harness.turn_ends import TurnStatus
-from tests.controllers.aborting import do_nothing, eventually
+from tests.controllers.aborting import eventually
 from tests.session_servers.scripted import (
     HANG_UP,
     SAY_NOTHING,
@@ -125,25 +121,19 @@ async def test_a_server_that_never_answers_costs_the_deadline():
     assert time.monotonic() - started < 20
 
 
-async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
+async def test_everybody_who_waits_at_a_gate_gets_a_session_when_it_opens():
     """A step's rollouts begin while weights are updated: more than a pool of connections, longer than an attempt."""
     deadlines = Deadlines(attempt_s=0.2)
-    async with (
-        scripted_server() as server,
-        SessionServerClient(server.url) as client,
-        SessionManager(server.url, deadlines=deadlines) as manager,
-    ):
+    async with scripted_server() as server, SessionServerClient(server.url, deadlines=deadlines) as client:
         gate = client.gate("update")
         await gate.pause(deadline_s=5)
-        agent = FunctionAgent("function", do_nothing)
-        tasks = [AgentTask(agent, "go", tmp_path / str(number), "scripted") for number in range(130)]
-        running = [asyncio.create_task(manager.run(task)) for task in tasks]
+        creating = [asyncio.create_task(client.create({})) for _ in range(130)]
         await eventually(lambda: server.server.gatekeeper.held == 130)
         await asyncio.sleep(2 * deadlines.attempt_s)
         await gate.resume(deadline_s=5)
-        rollouts = await asyncio.gather(*running)
+        sessions = await asyncio.gather(*creating)
 
-    assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.NO_MODEL_CALL}
+    assert len({session.session_id for session in sessions}) == 130
 
 
 async def test_a_client_that_was_closed_asks_nobody():

@@ -30,10 +30,12 @@ FACTS = http_answer(200, {"session_id": "a1", "phase": "open", "turns": {"comple
 
 
 @asynccontextmanager
-async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
+async def client_of(
+    *answers: bytes, deadlines: Deadlines | None = None
+) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
     """A client of a server that gives `answers`."""
     async with canned_server(*answers) as server:
-        client = SessionServerClient(server.url, deadlines=Deadlines(create_s=2, read_s=2, delete_s=0.5))
+        client = SessionServerClient(server.url, deadlines=deadlines or Deadlines(create_s=2, read_s=2, delete_s=0.5))
         try:
             yield client, server
         finally:
@@ -149,13 +151,14 @@ async def test_a_client_that_was_closed_asks_nobody():
 @pytest.mark.parametrize("verb", ["delete", "resume"])
 async def test_control_does_not_wait_behind_collections(verb: str):
     """The end of 512 rollouts takes every connection that collecting may have, for as long as a server hangs."""
-    async with client_of(*[SAY_NOTHING] * 64, http_answer(200, OPEN_GATE)) as (client, server):
+    answers, patient = [*[SAY_NOTHING] * 64, http_answer(200, OPEN_GATE)], Deadlines(attempt_s=100, read_s=100)
+    async with client_of(*answers, deadlines=patient) as (client, server):
         collecting = [asyncio.create_task(client.collect(str(number))) for number in range(512)]
         await eventually(lambda: len(server.requests) == 64)
         if verb == "delete":
             await client.delete("a1")
         else:
-            assert (await client.gate("update").resume(deadline_s=5)).state == "open"
+            assert (await client.gate("update").resume(deadline_s=30)).state == "open"
         for task in collecting:
             task.cancel()
         await asyncio.gather(*collecting, return_exceptions=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadGroupScheduling
+from xdist.workermanage import WorkerController
 
 _RINGS_AGAIN_S = 60.0
 
@@ -26,38 +28,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -limits.get(item.path, 0))
 
 
+class Scheduling(LoadGroupScheduling):
+    """Groups as `--dist loadgroup` has them."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """The test by which `node` died, None where none ran; the rest of its tests wait for another worker."""
+        units = self.assigned_work.pop(node)
+        left = [name for unit in units.values() for name, is_done in unit.items() if not is_done]
+        if not left:
+            return None
+        for scope, unit in units.items():
+            if rest := {name: False for name, is_done in unit.items() if not is_done and name != left[0]}:
+                self.workqueue[scope] = rest
+        for other in self.nodes:
+            self._reschedule(other)
+        return left[0]
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        """Forget a unit that is done: all of those a worker has had would be counted after each of its tests."""
+        scope = self._split_scope(self.registered_collections[node][item_index])
+        super().mark_test_complete(node, item_index, duration)
+        if all(self.assigned_work[node][scope].values()):
+            del self.assigned_work[node][scope]
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node not in self.registered_collections:  # it replaces another, and has yet to say which tests it has
+            return
+        with suppress(OSError):  # it has died just now; what it was given is taken back by `remove_node`
+            super()._reschedule(node)
+            # A worker runs a test once it knows the one after it: with a single one it waits for ever.
+            while self.workqueue and self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
+                self._assign_work_unit(node)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Groups as `--dist loadgroup` has them."""
-    if config.getvalue("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadGroupScheduling
-    from xdist.workermanage import WorkerController
-
-    class Scheduling(LoadGroupScheduling):
-        def remove_node(self, node: WorkerController) -> str | None:
-            """The test by which `node` died, None where none ran; the rest of its tests wait for another worker."""
-            units = self.assigned_work.pop(node)
-            left = [name for unit in units.values() for name, is_done in unit.items() if not is_done]
-            if not left:
-                return None
-            for scope, unit in units.items():
-                if rest := {name: False for name, is_done in unit.items() if not is_done and name != left[0]}:
-                    self.workqueue[scope] = rest
-            for other in self.nodes:
-                self._reschedule(other)
-            return left[0]
-
-        def _reschedule(self, node: WorkerController) -> None:
-            if node not in self.registered_collections:  # it replaces another, and has yet to say which tests it has
-                return
-            with suppress(OSError):  # it has died just now; what it was given is taken back by `remove_node`
-                super()._reschedule(node)
-                # A worker runs a test once it knows the one after it: with a single one it waits for ever.
-                while self.workqueue and self._pending_of(self.assigned_work[node]) < 2 and not node.shutting_down:
-                    self._assign_work_unit(node)
-
-    return Scheduling(config, log)
+    """See `Scheduling`."""
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(optionalhook=True, wrapper=True)

@@ -133,9 +133,18 @@ class Kind:
         return pytest.param(self, id=self.name, marks=self.marks)
 
 
-def scripted_engine(*steps: ScriptStep) -> ScriptedEngine:
+class PacedEngine(ScriptedEngine):
+    """Waits before tokens as its script says, until it `hurries`."""
+
+    hurries = False
+
+    async def _wait(self, live: Any, delay_s: float) -> bool:
+        return await super()._wait(live, 0.0 if self.hurries else delay_s)
+
+
+def scripted_engine(*steps: ScriptStep) -> PacedEngine:
     """A scripted engine with the toy tokenizer and a context that tests can fill."""
-    return ScriptedEngine(toy_tokenizer(), Script(steps or (SLOWLY,)), context_length=4096)
+    return PacedEngine(toy_tokenizer(), Script(steps or (SLOWLY,)), context_length=4096)
 
 
 def fake_provider(fake: FakeServer, **options: Any) -> SGLangTokenProvider | VLLMTokenProvider:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,8 @@ from tests.fake_engines.providers import scripted_engine
 from tests.fake_engines.worker_program import make_worker
 
 PATIENCE_S = 30.0
+LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 2, token_delay_s=0.05)
+"""Tokens for seconds, which is longer than what happens in the midst of its turn; `hurry` ends it."""
 _PROGRAM = Path(__file__).with_name("worker_program.py")
 
 
@@ -41,6 +43,12 @@ async def fake_workers(*kinds: str, step: ScriptStep | None = None) -> AsyncIter
             await stack.enter_async_context(fake.engine)
             await stack.enter_async_context(serving(fake, notices_disconnects=kind == "vllm"))
         yield fakes
+
+
+def hurry(workers: Sequence[FakeServer], *, hurries: bool = True) -> None:
+    """Have them sample at once, or as their steps say again."""
+    for worker in workers:
+        worker.engine.hurries = hurries
 
 
 @dataclass

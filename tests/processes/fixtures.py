@@ -41,7 +41,7 @@ async def _watchdog() -> AsyncIterator[Watchdog]:
 def _survivors() -> Callable[..., list[int]]:
     """The pids that still run after a bounded wait for all of them to end."""
 
-    def wait(pids: list[int], timeout_s: float = 1) -> list[int]:
+    def wait(pids: list[int], timeout_s: float = 30) -> list[int]:
         deadline = time.monotonic() + timeout_s
         while (alive := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -1,8 +1,8 @@
 """Tables of a session store by version, and their migrations.
 
 A new store starts at the first version and is then migrated, so there is one path to the current tables. To change
-them, append a step to `STEPS`; never edit a released step. The `claim` prevents concurrent migrations. A step that
-fails leaves the store unchanged.
+them, append a step to `STEPS`; never edit a released step. The `claim` prevents concurrent migrations. One transaction
+makes all steps that a store lacks: one that fails leaves it unchanged.
 
 Read-only tools read older stores without migrating them (`read_as_today`), so the additions of a step must be readable
 without it.
@@ -173,12 +173,12 @@ SCHEMA_VERSION = FIRST_VERSION + len(STEPS)
 
 
 def bring_up_to_date(path: Path, connection: sqlite3.Connection) -> None:
-    """Create the tables of the store at `path`, or migrate them. Raises `StoreError`, `sqlite3.Error`."""
-    if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-        connection.executescript(f"BEGIN IMMEDIATE; {_FIRST_TABLES} PRAGMA user_version = {FIRST_VERSION}; COMMIT;")
-    for version in range(readable_version(path, connection), SCHEMA_VERSION):
-        step = STEPS[version - FIRST_VERSION]
-        connection.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA user_version = {version + 1}; COMMIT;")
+    """Create the tables of the store at `path`, or migrate them, at once. Raises `StoreError`, `sqlite3.Error`."""
+    is_new = not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    steps = (_FIRST_TABLES, *STEPS) if is_new else STEPS[readable_version(path, connection) - FIRST_VERSION :]
+    if steps:
+        version = f"PRAGMA user_version = {SCHEMA_VERSION};"
+        connection.executescript(f"BEGIN IMMEDIATE; {''.join(steps)} {version} COMMIT;")
 
 
 def read_as_today(path: Path, connection: sqlite3.Connection) -> None:

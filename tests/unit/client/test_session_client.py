@@ -4,17 +4,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
 from harness.errors import SessionServerError
-from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.client.session_server import Deadlines, SessionHandle, SessionServerClient
-from harness.rollouts.manager import SessionManager
-from harness.samples.rollout import OutcomeKind
 from harness.turn_ends import TurnStatus
-from tests.controllers.aborting import do_nothing, eventually
+from tests.controllers.aborting import eventually
 from tests.session_servers.scripted import (
     HANG_UP,
     SAY_NOTHING,
@@ -34,10 +30,12 @@ FACTS = http_answer(200, {"session_id": "a1", "phase": "open", "turns": {"comple
 
 
 @asynccontextmanager
-async def client_of(*answers: bytes) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
+async def client_of(
+    *answers: bytes, deadlines: Deadlines | None = None
+) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
     """A client of a server that gives `answers`."""
     async with canned_server(*answers) as server:
-        client = SessionServerClient(server.url, deadlines=Deadlines(create_s=2, read_s=2, delete_s=0.5))
+        client = SessionServerClient(server.url, deadlines=deadlines or Deadlines(create_s=2, read_s=2, delete_s=0.5))
         try:
             yield client, server
         finally:
@@ -125,25 +123,19 @@ async def test_a_server_that_never_answers_costs_the_deadline():
     assert time.monotonic() - started < 20
 
 
-async def test_everybody_who_waits_at_a_gate_runs_when_it_opens(tmp_path: Path):
+async def test_everybody_who_waits_at_a_gate_gets_a_session_when_it_opens():
     """A step's rollouts begin while weights are updated: more than a pool of connections, longer than an attempt."""
     deadlines = Deadlines(attempt_s=0.2)
-    async with (
-        scripted_server() as server,
-        SessionServerClient(server.url) as client,
-        SessionManager(server.url, deadlines=deadlines) as manager,
-    ):
+    async with scripted_server() as server, SessionServerClient(server.url, deadlines=deadlines) as client:
         gate = client.gate("update")
         await gate.pause(deadline_s=5)
-        agent = FunctionAgent("function", do_nothing)
-        tasks = [AgentTask(agent, "go", tmp_path / str(number), "scripted") for number in range(130)]
-        running = [asyncio.create_task(manager.run(task)) for task in tasks]
+        creating = [asyncio.create_task(client.create({})) for _ in range(130)]
         await eventually(lambda: server.server.gatekeeper.held == 130)
         await asyncio.sleep(2 * deadlines.attempt_s)
         await gate.resume(deadline_s=5)
-        rollouts = await asyncio.gather(*running)
+        sessions = await asyncio.gather(*creating)
 
-    assert {rollout.outcome.kind for rollout in rollouts} == {OutcomeKind.NO_MODEL_CALL}
+    assert len({session.session_id for session in sessions}) == 130
 
 
 async def test_a_client_that_was_closed_asks_nobody():
@@ -159,13 +151,14 @@ async def test_a_client_that_was_closed_asks_nobody():
 @pytest.mark.parametrize("verb", ["delete", "resume"])
 async def test_control_does_not_wait_behind_collections(verb: str):
     """The end of 512 rollouts takes every connection that collecting may have, for as long as a server hangs."""
-    async with client_of(*[SAY_NOTHING] * 64, http_answer(200, OPEN_GATE)) as (client, server):
+    answers, patient = [*[SAY_NOTHING] * 64, http_answer(200, OPEN_GATE)], Deadlines(attempt_s=100, read_s=100)
+    async with client_of(*answers, deadlines=patient) as (client, server):
         collecting = [asyncio.create_task(client.collect(str(number))) for number in range(512)]
         await eventually(lambda: len(server.requests) == 64)
         if verb == "delete":
             await client.delete("a1")
         else:
-            assert (await client.gate("update").resume(deadline_s=5)).state == "open"
+            assert (await client.gate("update").resume(deadline_s=30)).state == "open"
         for task in collecting:
             task.cancel()
         await asyncio.gather(*collecting, return_exceptions=True)

@@ -363,7 +363,7 @@ async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp
         heard.append("abort")
 
     hooks = AgentHooks("far", lambda _: tell("mark"), ask, None, lambda: tell("clear"))
-    silent = AgentHooks("silent", lambda _: stubborn(5))
+    silent = AgentHooks("silent", lambda _: stubborn(2))
     budget = replace(PATIENT, hooks_s=1.0)  # the others tell theirs within it, on a busy machine too
     report = await abort_rollout([], session_servers=[], agent_hooks=[hooks, silent], budget=budget)
 

@@ -58,7 +58,7 @@ class Scene:
 
     async def abort(self, number: int) -> None:
         life = self.lives[number]
-        budget = AbortBudget(1, 20, 2, 0.02, 0.02, 0.1, 0.1, 1, 30, hold_ttl_s=life.ttl_s)
+        budget = AbortBudget(30, 30, 30, 0.02, 0.02, 0.1, 0.1, 30, 120, hold_ttl_s=life.ttl_s)
         hooks = AgentHooks("at work", abort=lambda: self.stay(life))
         report = await abort_rollout(
             [],
@@ -71,13 +71,13 @@ class Scene:
 
     async def pause(self, number: int) -> None:
         life = self.lives[number]
-        budget = AbortBudget(drain_s=1, engines_s=0.2, resume_s=1, hold_ttl_s=life.ttl_s)
+        budget = AbortBudget(30, 30, resume_s=30, hold_ttl_s=life.ttl_s)
         async with paused_rollout([self._url(number)], [self._worker(number)], budget):
             await self.stay(life)
 
     async def update(self, number: int) -> None:
         life = self.lives[number]
-        budget = UpdateBudget(1, 0, 4, 1, 1, 1, 1, 0.05, turn_s=PATIENCE_S, hold_ttl_s=life.ttl_s)
+        budget = UpdateBudget(30, 0, 4, 30, 30, 30, 30, 0.05, turn_s=PATIENCE_S, hold_ttl_s=life.ttl_s)
         updater = WeightUpdater([MortalEngine(self.engine, life)], [self._url(number)], budget=budget)
         async with updater.update(1) as update:
             await self.stay(life, engine=True)

@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from harness.engines.base import WorkerStatus
-from harness.engines.scripted import ScriptStep
 from harness.errors import EngineUnavailable, ScenarioError
 from harness.gateway.router.routed import RouterSettings, open_routed
 from harness.rollouts.client.connections import SessionServerAddress
@@ -29,14 +28,13 @@ from harness.types import Json
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import toy_tokenizer
-from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.fake_engines.workers import LONG, PATIENCE_S, FakeGateway, fake_workers, hurry, serving_app
 from tests.session_servers.scripted import SAY_NOTHING, canned_server, http_answer
 from tests.session_servers.served import eventually
 
 TOKEN = "t0ken"
 KINDS = ["sglang", "vllm"]
 CHECKPOINT = Path("/weights/b")
-LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 8, token_delay_s=0.002)
 PATIENT = AbortBudget(drain_s=20, engines_s=20, resume_s=20)
 UPDATE = UpdateBudget(sweep_s=20, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
@@ -105,6 +103,7 @@ async def test_an_update_reaches_every_worker_of_the_router():
         asking = await cluster.start_turn()
         async with WeightUpdater(cluster.engines, [cluster.address], budget=UPDATE).update(1) as update:
             await update.apply(CHECKPOINT)
+        hurry(cluster.workers)
         answer = await asking
 
         assert update.report.problems == ()
@@ -123,7 +122,9 @@ async def test_a_manager_on_a_router_pauses_and_aborts_by_its_address():
         async with manager.paused(PATIENT) as paused:
             assert (cluster.gate, paused.problems, asking.done()) == ("paused", (), False)
             assert not any(worker.engine.live for worker in cluster.workers)
+        hurry(cluster.workers)
         assert (await asking).status_code == 200
+        hurry(cluster.workers, hurries=False)
         asking = await cluster.start_turn()
         aborted = await manager.abort([], budget=PATIENT)
 

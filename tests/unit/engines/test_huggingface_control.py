@@ -6,15 +6,18 @@ import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.engines.huggingface.kv_storage import KvStorage
 from harness.errors import EngineError, EngineRejected, EngineUnavailable, ModelError
 from harness.types import FinishReason, GenerationRequest, SamplingParams, TokenIds, VersionSpan, as_ids
 from tests.local_model import LOCAL_ENGINE_GROUP
+
+if TYPE_CHECKING:
+    from harness.engines.huggingface.kv_storage import KvStorage  # which imports torch
 
 pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]
 
@@ -125,7 +128,7 @@ async def test_weights_that_are_not_numbers_fail_requests_but_not_the_engine(sma
     assert result.version_spans == (VersionSpan("2", 0, 8),)
 
 
-def kv_bytes(kv: KvStorage) -> int:
+def kv_bytes(kv: "KvStorage") -> int:
     """What all sequences hold, unused room included."""
     layers = [layer for sequence in kv._sequences.values() for layer in sequence.layers.values()]
     return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)

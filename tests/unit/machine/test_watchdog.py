@@ -57,7 +57,7 @@ def test_agents_do_not_survive_a_killed_harness(
         watchdog = int((tmp_path / "watchdog").read_text())
         harness.send_signal(number)
 
-    assert survivors([*pids, watchdog], timeout_s=30) == []
+    assert survivors([*pids, watchdog]) == []
 
 
 INSTALLING = (
@@ -71,7 +71,7 @@ def test_an_installer_does_not_survive_a_killed_harness(tmp_path: Path, family, 
         pids = family.pids()
         harness.kill()
 
-    assert survivors(pids, timeout_s=10) == []
+    assert survivors(pids) == []
 
 
 def test_agents_do_not_survive_a_harness_whose_pipe_is_held_by_a_fork(tmp_path: Path, family, survivors):
@@ -83,7 +83,7 @@ def test_agents_do_not_survive_a_harness_whose_pipe_is_held_by_a_fork(tmp_path: 
             time.sleep(0.01)
         harness.kill()
 
-    assert survivors(pids, timeout_s=10) == []
+    assert survivors(pids) == []
     forks.remove(harness.pid)
     os.kill(forks[0], signal.SIGKILL)
 
@@ -95,7 +95,7 @@ def test_a_watchdog_that_nobody_holds_any_more_ends(survivors):
     del watchdog
     gc.collect()
 
-    assert survivors([pid], timeout_s=10) == []
+    assert survivors([pid]) == []
 
 
 async def test_a_forgotten_group_is_left_alone(survivors):

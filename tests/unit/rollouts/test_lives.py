@@ -86,15 +86,23 @@ async def test_without_a_stored_record_the_last_life_stands(tmp_path: Path) -> N
     assert len(rollout.samples) == 1
 
 
+SLEEPER = """
+import os, signal, time
+time.sleep(1.5 if os.path.exists(os.getcwd() + "-life-1") else 1.2)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 async def test_the_deadline_covers_all_lives(tmp_path: Path) -> None:
+    """The second is cut short, though it is shorter than the deadline; on a slow machine there may be one alone."""
     async with manager_of(*says("one"), store=tmp_path / "s.db") as (manager, _):
-        sleeper = "import os, signal, time; time.sleep(1.0); os.kill(os.getpid(), signal.SIGKILL)"
-        agent = ProgramAgent("sleeper", (sys.executable, "-S", "-c", sleeper))
-        task = AgentTask(agent, "go", tmp_path / "0", "scripted", deadline_s=1.5, resume_attempts=50)
+        agent = ProgramAgent("sleeper", (sys.executable, "-S", "-c", SLEEPER))
+        task = AgentTask(agent, "go", tmp_path / "0", "scripted", deadline_s=2.0, resume_attempts=50)
         rollout = await manager.run(task)
 
-    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
-    assert rollout.seconds < 30
+    lives = len([*tmp_path.glob("0-life-*")]) + 1
+    assert lives <= 2
+    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT or lives == 1
 
 
 async def test_forks_share_the_prefix_and_differ_from_the_turn_on(tmp_path: Path) -> None:

@@ -41,7 +41,8 @@ def leave(result):
 
 """
 
-FAST = Deadlines(create_s=1, read_s=2, end_s=5, delete_s=1)
+PATIENT = Deadlines(create_s=60, read_s=60, end_s=5, delete_s=30)
+"""Only a turn that hangs costs its time."""
 
 
 @asynccontextmanager
@@ -51,7 +52,7 @@ async def manager_of(
     """A manager of a server whose model says `steps`; no session is left at the end."""
     async with (
         scripted_server(*steps, settings=settings) as server,
-        SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager,
+        SessionManager(server.url, grace_s=0.3, deadlines=PATIENT) as manager,
     ):
         yield manager, server
         assert len(server.server.sessions) == 0
@@ -416,7 +417,7 @@ async def test_an_agent_is_not_to_blame_for_a_failing_engine(tmp_path: Path):
 
 async def test_a_rollout_that_meets_a_shut_gate_waits_and_then_gives_up(tmp_path: Path):
     """It is data of the run, to be repeated by a resumed one."""
-    async with manager_of() as (manager, server):
+    async with scripted_server() as server, SessionManager(server.url, deadlines=Deadlines(create_s=3)) as manager:
         await post(server.url, "/sessions/drain")
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
@@ -433,7 +434,7 @@ async def test_an_impossible_session_is_the_scenarios_fault(tmp_path: Path):
 
 
 async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
-    async with SessionManager("http://127.0.0.1:9", deadlines=FAST) as manager:
+    async with SessionManager("http://127.0.0.1:9", deadlines=Deadlines(create_s=1)) as manager:
         rollout = await manager.run(program(tmp_path, "ask('Hi')"))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.HARNESS_FAILED, Cause.HARNESS)
@@ -451,7 +452,7 @@ async def test_a_server_that_is_not_there_is_our_fault(tmp_path: Path):
 async def test_a_record_that_cannot_be_read_costs_one_rollout(tmp_path: Path, record: bytes):
     """The agent ran, its session is lost, the run continues."""
     created = http_answer(200, {"session_id": "a1", "base_url": "http://127.0.0.1:9", "api_key": "k"})
-    async with canned_server(created, record) as server, SessionManager(server.url, deadlines=FAST) as manager:
+    async with canned_server(created, record) as server, SessionManager(server.url, deadlines=PATIENT) as manager:
         rollout = await manager.run(program(tmp_path, ""))
 
     assert (rollout.outcome.kind, rollout.outcome.cause) == (OutcomeKind.HARNESS_FAILED, Cause.HARNESS)
@@ -488,7 +489,7 @@ async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_g
 
 async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: Path):
     shut = http_answer(503, {"error": {"code": "gate_closed"}}, "retry-after: 60")
-    patient = replace(FAST, create_s=300, delete_s=60)
+    patient = replace(PATIENT, create_s=300)
     async with canned_server(shut) as server, SessionManager(server.url, deadlines=patient) as manager:
         rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
         while not server.requests:
@@ -524,7 +525,7 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
 async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
     sources = {"ask('Hi')": 60, "sys.exit(1)": 60, "print('x' * 3_000_000)": 60, "ask('Hi'); time.sleep(300)": 4}
     before = resources()
-    async with scripted_server() as server, SessionManager(server.url, grace_s=0.3, deadlines=FAST) as manager:
+    async with scripted_server() as server, SessionManager(server.url, grace_s=0.3, deadlines=PATIENT) as manager:
         tasks = [
             program(tmp_path / str(n), source, deadline_s=deadline_s)
             for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
@@ -569,7 +570,7 @@ async def test_a_manager_keeps_to_the_deadlines_of_the_client_that_it_is_given(t
 
     async with (
         manager_of() as (_, server),
-        Noting(server.url, deadlines=replace(FAST, end_s=3)) as client,
+        Noting(server.url, deadlines=replace(PATIENT, end_s=3)) as client,
         SessionManager(server.url, client=client) as manager,
     ):
         await manager.run(function(tmp_path, run))

@@ -16,9 +16,9 @@ from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
 from tests.builders import toy_template, user
 from tests.fake_engines.providers import scripted_engine, toy_tokenizer
+from tests.fake_engines.workers import LONG
 from tests.session_servers.served import PATIENCE_S, eventually
 
-LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 8, token_delay_s=0.002)
 BODY = {"model": "m", "messages": [user("Hi.")]}
 OPERATOR = {"authorization": "Bearer secret"}
 
@@ -48,6 +48,7 @@ async def test_an_update_inside_a_turn_leaves_one_turn_of_both_versions():
         ):
             answer = await http.post(verb, json=body)
             assert answer.status_code == 200, answer.text
+        engine.hurries = True
         answered = await turn
         [turn_record] = (await http.get(f"/sessions/{session}")).json()["turns"]
         [sample] = (await http.get(f"/sessions/{session}/samples")).json()["samples"]

@@ -24,11 +24,9 @@ from server_patch.router.verbs import VerbOrder, VerbResult
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import toy_tokenizer
-from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.fake_engines.workers import LONG, PATIENCE_S, FakeGateway, fake_workers, hurry, serving_app
 from tests.session_servers.served import eventually
 
-LONG = ScriptStep(text="The quick brown fox jumps over the lazy dog. " * 8, token_delay_s=0.002)
-LONGER = ScriptStep(text=LONG.text * 2, token_delay_s=0.002)
 BRIEF = ScriptStep(text="Understood.")
 KINDS = ["sglang", "vllm"]
 
@@ -153,7 +151,7 @@ def require_true_proximal(sample: Json, *, newest: int) -> None:
 
 async def test_five_updates_inside_one_turn_leave_one_turn():
     """By pause, weights, continue: it serves every time, and each token that met its next version is scored by it."""
-    async with routing(*KINDS, step=LONGER) as router:
+    async with routing(*KINDS, step=LONG) as router:
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
         for version in range(1, 6):
@@ -161,6 +159,7 @@ async def test_five_updates_inside_one_turn_leave_one_turn():
             await router.verb("/pause_generation", mode="abort")
             await router.verb("/update_weights_from_disk", model_path="/weights/b", weight_version=str(version))
             await router.verb("/continue_generation")
+        hurry(router.workers)
         answer = await asking
         [turn] = await router.turns(session)
         sample = await router.sample(session)
@@ -177,7 +176,7 @@ async def test_a_turn_across_two_updates_that_keep_it_loses_nothing_uncounted(ki
 
     What came between the two meets its own in the sweep before the third, when the turn has ended.
     """
-    async with routing(kind, step=LONGER) as router:
+    async with routing(kind, step=LONG) as router:
         [worker] = router.workers
         session = await router.create()
         asking = asyncio.create_task(router.turn(session))
@@ -188,6 +187,7 @@ async def test_a_turn_across_two_updates_that_keep_it_loses_nothing_uncounted(ki
             [frozen] = worker.engine.live
             await router.verb("/continue_generation")
             await eventually(lambda frozen=frozen: any(live.sampled > frozen.sampled for live in worker.engine.live))
+        hurry(router.workers)
         assert (await asking).status_code == 200
         [turn] = await router.turns(session)
         before = await router.sample(session)
@@ -259,6 +259,7 @@ async def test_new_weights_without_a_pause_shut_the_gate_for_their_time():
         await router.sampling()  # under the first of them, before the second come
         await router.verb("/abort_request", abort_all=True)
         await router.verb("/update_weight_version", new_version="2")
+        hurry(router.workers)
         answer = await asking
         [turn] = await router.turns(session)
         sample = await router.sample(session)
@@ -302,6 +303,7 @@ async def test_an_abort_that_nothing_follows_is_the_end_of_a_rollout():
         assert (answer.status_code, answer.headers["x-should-retry"], turn["status"]) == (404, "false", "aborted")
         assert (await router.turn(idle)).status_code == 404
         assert router.gate is GateState.OPEN
+        hurry(router.workers)
         assert (await router.turn(await creating)).status_code == 200
 
 
@@ -321,6 +323,7 @@ async def test_an_abort_beside_an_update_is_for_the_update():
         await updating
 
         assert router.gate is GateState.OPEN
+        hurry(router.workers)
         assert (await asking).status_code == 200
         assert set((await router.sample(session))["behavior_versions"]) - {-1} == {0, 1}
 
@@ -452,7 +455,7 @@ async def test_a_continue_that_no_worker_heard_is_made_good():
 @pytest.mark.parametrize("verb", ["/sessions/pause", "/sessions/resume"])
 async def test_an_abort_that_somebody_else_answers_ends_nothing(verb: str):
     """Who shuts the gate after it knows what for, and so does an operator who opens it."""
-    async with routing("sglang", step=LONG) as router:
+    async with routing("sglang") as router:
         session = await router.create()
         await router.verb("/abort_request", abort_all=True)
         [hold] = router.server.gatekeeper.gate.holds

@@ -21,8 +21,8 @@ with open({calls!r}, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 answers = json.load(open({answers!r}))
 code, said = answers.get(sys.argv[1], (0, ""))
-if sys.argv[1] == "start":
-    time.sleep(0.1)
+while sys.argv[1] == "start" and os.path.exists({calls!r} + "-wait"):
+    time.sleep(0.01)
 print(said, file=sys.stderr if code else sys.stdout)
 with open({calls!r} + "-ended", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
@@ -219,10 +219,13 @@ async def test_a_box_that_is_gone_is_removed(engine, place):
 async def test_a_start_is_not_cut_short(engine, place):
     """An engine that is killed in the middle of it has no record of a container that runs."""
     box = box_of(engine, place)
+    waits = engine.calls.with_name("calls-wait")
+    waits.touch()
     starting = asyncio.create_task(box.start())
     while not engine.calls.exists() or len(engine.heard) < 2:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.01)
     starting.cancel()
+    asyncio.get_running_loop().call_soon(waits.unlink)
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert [words[0] for words in engine.ended] == ["create", "start"]

@@ -17,15 +17,15 @@ from tests.session_servers.served import eventually, says, serving, session_on, 
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 HI = [user("hi")]
-SLOW = ScriptStep(text="a long and slow answer", token_delay_s=0.01)
+CUT = ScriptStep(text="a long and slow answer", fault=ScriptedFault.HANG, fault_after=4)
+"""Its continuation comes whole."""
 LATE = ScriptStep(text="late", delay_s=0.1)
 
 
 async def leave(client, session, **call: Any) -> None:
     """A client whose patience ends while its answer is sampled."""
     asking = asyncio.create_task(client.http.post(url_of(session), **(call or {"json": {"messages": HI}})))
-    await eventually(lambda: bool(client.engine.live))
-    await asyncio.sleep(0.03)
+    await eventually(lambda: any(live.sampled == 4 for live in client.engine.live))
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
 
@@ -56,18 +56,18 @@ async def test_a_call_that_a_server_of_before_had_digested_is_known_again(tmp_pa
     path = tmp_path / "s.db"
     content = json.dumps({"messages": HI}).encode()
     key = b"\0one" if headers else b""
-    async with session_on(SLOW, store=path) as (client, session):
+    async with session_on(CUT, store=path) as (client, session):
         await leave(client, session, content=content, headers=headers)
         await settled(client, session)
     with closing(sqlite3.connect(path)) as connection, connection:
         older = digest_before(content + key)
         assert connection.execute("UPDATE turns SET request_digest = ?", (older,)).rowcount == 1
-    async with serving(*says("ignored", "other"), SLOW, store=path) as client:
+    async with serving(*says("ignored", "other"), CUT, store=path) as client:
         again = await client.http.post(url_of(session), content=content, headers=headers)
         other = await client.http.post(url_of(session), content=content + b" ", headers=headers)
         turns = client.server.sessions.in_memory(session.session_id).turns
 
-    assert again.json()["choices"][0]["message"]["content"] == SLOW.text
+    assert again.json()["choices"][0]["message"]["content"] == CUT.text
     assert other.status_code == 200
     assert [len(turn.segments) for turn in turns] == [2, 1]
     assert [turn.request_digest.startswith("keyed:") for turn in turns] == [False, True]
@@ -157,27 +157,27 @@ async def test_two_beginnings_of_one_fast_digest_are_two_histories(client, sessi
 
 async def test_a_retry_goes_on_with_the_partial():
     """Clients that time out send no header; the bytes are the same, so it is the same turn."""
-    async with session_on(SLOW) as (client, session):
+    async with session_on(CUT) as (client, session):
         await leave(client, session)
         await settled(client, session)
         answer = await ask(client, session)
         record = await client.record(session)
 
     [turn] = record["turns"]
-    assert answer["choices"][0]["message"]["content"] == SLOW.text
-    assert turn["output_ids"] == [*toy_tokenizer().encode_plain(SLOW.text), EOS]
+    assert answer["choices"][0]["message"]["content"] == CUT.text
+    assert turn["output_ids"] == [*toy_tokenizer().encode_plain(CUT.text), EOS]
     assert (len(turn["segments"]), turn["delivered"]) == (2, True)
     assert record["ledger"] == {"generated": 23, "trained": 23, "masked": 0, "dropped": {}, "unknown": NONE_UNKNOWN}
 
 
 async def test_a_retry_that_comes_before_the_engine_has_stopped_waits_for_it():
     """No second request beside the first."""
-    async with session_on(ScriptStep(text="x", fault=ScriptedFault.HANG), SLOW) as (client, session):
+    async with session_on(CUT, *says("another")) as (client, session):
         await leave(client, session)
         answer = await ask(client, session)
         record = await client.record(session)
 
-    assert answer["choices"][0]["message"]["content"] == SLOW.text
+    assert answer["choices"][0]["message"]["content"] == CUT.text
     assert len(record["turns"]) == 1
 
 

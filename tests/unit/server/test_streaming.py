@@ -194,15 +194,15 @@ async def test_a_client_that_leaves_behind_a_stream_on_the_same_connection_is_no
         head = f"POST {url_of(session)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
         return head.encode() + content
 
-    async with session_on(ScriptStep(text="fast"), SLOW) as (client, session):
+    hangs = ScriptStep(text="a slow answer", token_delay_s=0.01, fault=ScriptedFault.HANG, fault_after=5)
+    async with session_on(ScriptStep(text="fast"), hangs) as (client, session):
         parts = urlsplit(client.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(call("one", stream=True))
         async with asyncio.timeout(10):
             await reader.readuntil(b"\r\n0\r\n\r\n")
         writer.write(call("two", stream=streamed))
-        await eventually(lambda: client.server.sessions.in_memory(session.session_id).turns_in_flight)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: any(live.sampled == 5 for live in client.engine.live))
         writer.close()
         await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
         last = (await client.record(session))["turns"][-1]

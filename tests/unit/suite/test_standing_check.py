@@ -91,7 +91,7 @@ async def test_a_check_that_prints_is_heard_by_nobody(tmp_path: Path, misdeed: s
         ("os.close(answers())", "no score"),
         ("os._exit(3)", "ended with code 3 and no score"),
         ("import signal; os.kill(os.getpid(), signal.SIGKILL)", "ended with code -9 and no score"),
-        ("import signal; signal.pause()", "gave no score within 1.5 s"),
+        ("import signal; signal.pause()", "gave no score within 0.2 s"),
         ("raise ValueError('bad')", "ValueError: bad"),
     ],
 )
@@ -100,8 +100,12 @@ def test_a_session_whose_check_fails_is_the_only_one(tmp_path: Path, misdeed: st
     body = f"def score(session, result, metadata):\n    if result['n'] == 1:\n        {misdeed}\n    return result['n']"
 
     async def score() -> list[Score]:
-        async with _standing(tmp_path, body, deadline_s=1.5 if "pause" in misdeed else 60) as standing:
-            return [await _ask(standing, n) for n in (0, 1, 2)]
+        scores = []
+        async with _standing(tmp_path, body) as standing:
+            for n in (0, 1, 2):
+                standing._deadline_s = 0.2 if n == 1 and "pause" in misdeed else 60
+                scores.append(await _ask(standing, n))
+        return scores
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         scores = runner.run(score())
@@ -157,13 +161,20 @@ async def test_a_process_that_has_died_meanwhile_is_replaced(tmp_path: Path):
 
 async def test_a_question_that_is_given_up_is_never_answered(tmp_path: Path):
     """Its process ends with it, so its answer is not there for the session that comes next."""
-    body = "import time\ndef score(session, result, metadata):\n    time.sleep(result['n'] and 60)\n    return pid()"
+    asked = tmp_path / "asked"
+    body = f"""
+import time
+def score(session, result, metadata):
+    if result["n"]:
+        is_first({str(asked)!r})
+        time.sleep(60)
+    return pid()
+"""
     async with _standing(tmp_path, body) as standing:
         first = (await _ask(standing, 0)).details["pid"]
         given_up = asyncio.create_task(_ask(standing, 1))
-        while not standing._turn.locked():
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.1)
+        while not asked.exists():
+            await asyncio.sleep(0.01)
         given_up.cancel()
         await asyncio.wait({given_up})
         after = await _ask(standing, 0)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -100,25 +101,31 @@ async def test_many_spans_leave_in_batches_and_in_order():
         async with sender.sending():
             for index in range(1_000):
                 sender.offer(turn(index))
-    assert [said(span)["harness.turn.index"] for span in collector.taken if span.name == "turn"] == [*range(1_000)]
-    assert (4 <= len(collector.bodies) < 20, len(collector.connections)) == (True, 1)
-    assert counted(metrics) == {"spans_sent": 2_000}
+            await until(lambda: counted(metrics).get("spans_sent") == 2_000)
+            sender.offer(turn(1_000))
+    assert [said(span)["harness.turn.index"] for span in collector.taken if span.name == "turn"] == [*range(1_001)]
+    assert (5 <= len(collector.bodies) < 21, len(collector.connections)) == (True, 1)
+    assert counted(metrics) == {"spans_sent": 2_002}
 
 
 async def test_a_batch_is_sent_again_until_it_is_taken():
     """When the collector wants it; meanwhile nothing else is sent, and the log has the change alone."""
+    loop, asked_at = asyncio.get_running_loop(), list[float]()
     answers = in_turn(with_status(503, **{"Retry-After": "0"}), with_status(429, **{"Retry-After": "1"}), take)
-    loop = asyncio.get_running_loop()
-    async with collecting(answers) as collector:
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked_at.append(loop.time())
+        return await answers(request)
+
+    async with collecting(answer) as collector:
         sender, metrics = sender_to(collector.url)
         with capture_logs() as events:
             async with sender.sending():
                 sender.offer(turn(0))
                 await until(lambda: len(collector.bodies) == 2)
-                began = loop.time()
                 sender.offer(turn(1))
                 await until(lambda: counted(metrics).get("spans_sent") == 4)
-                assert loop.time() - began >= 0.9
+    assert asked_at[2] - asked_at[1] >= 1
     assert len(set(collector.bodies)) == 2
     assert counted(metrics) == {"spans_sent": 4, "span_posts_failed": 2}
     assert [each["event"] for each in events] == [SPANS_NOT_TAKEN, SPANS_TAKEN]
@@ -160,24 +167,26 @@ async def test_a_full_queue_drops_what_comes_and_what_is_not_new_leaves_half_of_
         sender, metrics = sender_to(collector.url)
         async with sender.sending():
             for is_new, most in ((False, QUEUE_LENGTH // 2), (True, QUEUE_LENGTH)):
-                before = sum(counted(metrics).values())
+                before = counted(metrics).get("queue_full", 0)
                 for index in range(QUEUE_LENGTH):
                     sender.offer(turn(index, requests=0), is_new=is_new)
                 admitted = QUEUE_LENGTH - counted(metrics)["queue_full"] + before
-                assert QUEUE_LENGTH // 2 - 512 <= admitted <= QUEUE_LENGTH // 2 + 512, most
+                taken = 512 + counted(metrics).get("refused", 0)  # a batch that hangs, and those that hung too long
+                assert QUEUE_LENGTH // 2 <= admitted <= QUEUE_LENGTH // 2 + taken, most
             sender.hurry()
 
 
 async def test_a_collector_that_starts_later_gets_what_has_waited():
     """Its failure is logged once, and so is its coming; the SDK's own lines are left to other exporters."""
-    async with collecting() as first:
-        pass
-    sender, metrics = sender_to(first.url)
-    with capture_logs() as events:
+    with socket.socket() as reserved, capture_logs() as events:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is taken, and refuses
+        reserved.bind(("127.0.0.1", 0))
+        host, port = reserved.getsockname()
+        sender, metrics = sender_to(f"http://{host}:{port}")
         async with sender.sending():
             sender.offer(turn(0))
             await until(lambda: counted(metrics).get("span_posts_failed", 0) >= 2)
-            async with collecting(port=int(first.url.rpartition(":")[2])) as collector:
+            async with collecting(port=port) as collector:
                 await until(lambda: counted(metrics).get("spans_sent") == 2)
     assert len(collector.taken) == 2
     assert [each["event"] for each in events] == [SPANS_NOT_TAKEN, SPANS_TAKEN]
@@ -210,14 +219,14 @@ async def test_the_end_of_the_block_is_bounded(answer: Answering | None):
                 await asyncio.sleep(3600)
 
         serving = asyncio.create_task(serve())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # all is offered
         began = loop.time()
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serving
         assert loop.time() - began < STOP_S + 10
         if answer is not hang:
-            assert [each.name for each in {*threading.enumerate()} - before if "Otel" in each.name] == []
+            await until(lambda: not any("Otel" in each.name for each in {*threading.enumerate()} - before))
     assert counted(metrics)["stopped"] == 20
 
 

@@ -11,16 +11,7 @@ import msgspec
 
 from harness.dialects.gemini_contents import WireContent, read_unit, units_of
 from harness.dialects.gemini_spelling import camel, json_schema, respell, snake
-from harness.dialects.ignored import (
-    LONGEST_NOTE,
-    MOST_NOTED,
-    NULL,
-    REFUSED,
-    BodyDecoder,
-    Settings,
-    find_ignored,
-    note_ignored,
-)
+from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.model_request import (
     ModelRequest,
@@ -101,7 +92,7 @@ class _GeminiBody(msgspec.Struct, rename="camel"):
     cached_content: msgspec.Raw = NULL
 
 
-_SETTINGS: Settings = {"safety_settings": (b"[]",)}
+_SETTINGS = {"safety_settings": (b"[]",)}
 _TOOL_MODES: Mapping[str, ToolMode] = {
     "MODE_UNSPECIFIED": ToolMode.AUTO,
     "AUTO": ToolMode.AUTO,

@@ -173,14 +173,6 @@ _POST = frozenset({"POST"})
 _CONTROL_S = 60.0
 _WEIGHTS_S = 600.0
 
-# On vLLM:
-#     /abort_request              /abort_requests, by every name vLLM may have for the request; nothing for `{}`
-#     /pause_generation           /pause?mode=  abort: abort, retract: keep with a fresh cache, in_place: keep
-#     /continue_generation        /resume
-#     /flush_cache                /reset_prefix_cache
-#     /update_weights_from_disk   /update_weight_version updating-..., /collective_rpc reload_weights,
-#                                 /reset_prefix_cache, /update_weight_version
-#     /update_weight_version      /update_weight_version
 VERBS: Mapping[str, Verb] = MappingProxyType(
     {
         "/abort_request": Verb(_POST, _CONTROL_S, _abort),

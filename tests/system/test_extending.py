@@ -100,11 +100,9 @@ class ShortenRequest(RenewRequest, frozen=True, forbid_unknown_fields=True):
 COLUMN: Edits = {
     "harness/types.py": {"    repeat_terminated: int = 0\n": "    places: npt.NDArray[np.int32]\n"},
     "harness/samples/merge.py": {
-        "\n    def behind(": "    places: Versions\n",
-        "        )\n\n\ndef _columns(": "            as_ids(self.places[start:]),\n",
-        "    )\n    end = 0\n": "        np.full(size, -1, dtype=np.int32),\n",
-        "        columns.logprobs[start:end] = ": "        columns.places[start:end] = np.arange(end - start)\n",
-        "        repeat_terminated=": "        places=columns.places,\n",
+        "    end = 0\n": "    places = np.full(size, -1, dtype=np.int32)\n",
+        "        logprobs[own] = ": "        places[own] = np.arange(end - begin)\n",
+        '        "loss_mask": ': '        "places": as_ids(places[start:]),\n',
     },
     "harness/samples/columns.py": {
         '    SampleColumn("returns"': '    SampleColumn("places", "<i4", -1, "places_in_turn"),\n'

@@ -21,8 +21,6 @@ _TEN = 10
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """A training run so far."""
-
     directory: Path
     wanted: int
     telemetry: Sequence[Mapping[str, float]]

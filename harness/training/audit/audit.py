@@ -123,7 +123,6 @@ class Audit:
         self.left_out["tokens behind the first ones of long branches"] += max(0, branch.logprobs.size - most)
 
     def join(self, other: "Audit") -> None:
-        """Add the branches of `other`."""
         self.read.extend(other.read)
         self.left_out.update(other.left_out)
 

@@ -60,7 +60,6 @@ class ScriptedLearner:
         self.save_state(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Write digest and step number."""
         with write_folder(folder) as unfinished:
             (unfinished / _STATE).write_text(json.dumps({"step": self._step, "weights": self.weights}))
 

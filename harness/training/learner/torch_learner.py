@@ -92,11 +92,10 @@ class TorchLearner:
         schedule: Schedule = constant,
         device: str = "cpu",
         autocast: torch.dtype | None = None,
-        threads: int | None = None,
     ) -> Self:
-        """Load the model in `folder` as float32. Raises `LearnerError`. `threads`: of torch, in this process."""
+        """Load the model in `folder` as float32. Raises `LearnerError`."""
         # Leave one core to the event loop and the engine: threads that wait for each other lose to any other process.
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         logging.disable_progress_bar()
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)

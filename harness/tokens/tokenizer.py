@@ -31,8 +31,8 @@ _STRETCH = 100_000  # characters; a search holds the GIL until it is done
 _OPEN = 3  # borders at the end of a conversation, which its next turn may write in another way
 
 
-class _Head(NamedTuple):
-    """Beginning of a text, up to a border."""
+class _KnownText(NamedTuple):
+    """A text up to a border."""
 
     text: str
     ids: npt.NDArray[np.int32]
@@ -57,7 +57,7 @@ class Tokenizer:
         """SHA-256 of `tokenizer.json`, empty without a file."""
         self.folder = folder
         """Absolute path of the source folder."""
-        self._heads: deque[_Head] | None = None  # of texts that it remembers
+        self._heads: deque[_KnownText] | None = None  # of texts that it remembers
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -172,14 +172,14 @@ class Tokenizer:
         """Texts that are one id wherever they occur."""
         return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
 
-    def _encode_grown(self, text: str, heads: deque[_Head]) -> list[int]:
+    def _encode_grown(self, text: str, heads: deque[_KnownText]) -> list[int]:
         known = [head for head in heads if text.startswith(head.text)]
-        head = max(known, key=lambda each: len(each.text), default=_Head("", np.zeros(0, np.int32)))
+        head = max(known, key=lambda each: len(each.text), default=_KnownText("", np.zeros(0, np.int32)))
         start = len(head.text)
         borders = [found.start() for found in self._border_pattern.finditer(text, start)]
         if len(borders) > _OPEN:
             cut = borders[-_OPEN]
-            grown = _Head(
+            grown = _KnownText(
                 text[:cut], np.concatenate([head.ids, np.asarray(_encode(self._raw, text[start:cut]), np.int32)])
             )
             if known:

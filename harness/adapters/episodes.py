@@ -65,6 +65,7 @@ class EpisodeSettings(TrainerSettings):
         return not callable(self.find_agent())
 
     def find_agent(self) -> Program | AgentFunction:
+        """Return the program or function. Raises `AdapterError`."""
         if not isinstance(self.agent, str):
             return self.agent
         if is_program(self.agent):
@@ -107,6 +108,7 @@ class Episodes:
         return rollout if is_program and not self._settings.trust_agent_result else stamp_stated(rollout)
 
     async def close(self) -> None:
+        """Close manager and connection. Idempotent."""
         await self.sessions.close()
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _LONG_TEXT = 10_000  # characters, a few milliseconds
 _MOST_SOUGHT = 400  # added tokens; a search for more costs what the word cache saves
 _STRETCH = 100_000  # characters; a search holds the GIL until it is done
-_OPEN = 3  # borders at the end of a conversation, which its next turn may write in another way
+_OPEN = 3  # borders at the end of a conversation, behind which its next turn may read differently
 
 
 class _KnownText(NamedTuple):
-    """A text up to a border."""
+    """A text up to a border, a special token that the text behind it cannot change."""
 
     text: str
     ids: npt.NDArray[np.int32]
@@ -190,8 +190,8 @@ class Tokenizer:
 
     @cached_property
     def _border_pattern(self) -> re.Pattern[str]:
-        # Tokens that the library finds first, wherever they stand, and without the white space before them: what is on
-        # their two sides is encoded apart.
+        # The library splits a text at these tokens before all else, without the white space before them, so that their
+        # two sides are encoded apart.
         added = self._raw.get_added_tokens_decoder().values()
         borders = [
             each.content for each in added if each.special and not (each.normalized or each.lstrip or each.single_word)

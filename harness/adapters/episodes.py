@@ -78,7 +78,7 @@ class Episodes:
 
     def __init__(self, settings: EpisodeSettings) -> None:
         self._settings = settings
-        self.sessions: TrainerSessions[AgentFunction] = TrainerSessions(settings, settings.find_agent)
+        self.sessions = TrainerSessions(settings, settings.find_agent)
 
     async def run(
         self,

@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from harness._version import __version__
 from harness.adapters.agents import Program
 from harness.errors import AdapterError
 from harness.machine.deadlines import read_end, to_the_end
 from harness.rollouts.agents.programs import prepare_agent
-from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.manager import SessionManager
@@ -28,8 +28,6 @@ MODEL = "policy"
 DEADLINE_S = 1800.0
 
 _ANSWER_S = 10.0
-
-_Function = TypeVar("_Function")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,24 +80,24 @@ class TrainerSettings:
         )
 
 
-class OpenSessions(NamedTuple, Generic[_Function]):
+class OpenSessions(NamedTuple):
     manager: SessionManager
-    agent: ProgramAgent | _Function
+    agent: ProgramAgent | AgentFunction
 
 
-class TrainerSessions(Generic[_Function]):
+class TrainerSessions:
     """One session server, of this version, and one agent, which `find_agent` finds."""
 
     router: RoutedExperts | None = None
     """Router of the model that the engine serves, once open."""
 
-    def __init__(self, settings: TrainerSettings, find_agent: Callable[[], Program | _Function]) -> None:
+    def __init__(self, settings: TrainerSettings, find_agent: Callable[[], Program | AgentFunction]) -> None:
         self._settings = settings
         self._find_agent = find_agent
-        self._opening: asyncio.Task[OpenSessions[_Function]] | None = None
+        self._opening: asyncio.Task[OpenSessions] | None = None
         self._client: SessionServerClient | None = None
 
-    async def open(self) -> OpenSessions[_Function]:
+    async def open(self) -> OpenSessions:
         """Return the manager and its agent, opened once and retried after a failure.
 
         Raises `SessionServerError` for a silent server, `AgentError` for a broken program, `AdapterError` for a missing
@@ -120,7 +118,7 @@ class TrainerSessions(Generic[_Function]):
         if client is not None:
             await client.close()
 
-    async def _open(self) -> OpenSessions[_Function]:
+    async def _open(self) -> OpenSessions:
         address = self._settings.server
         if self._client is None:
             self._client = SessionServerClient(address)
@@ -132,7 +130,7 @@ class TrainerSessions(Generic[_Function]):
             raise AdapterError(f"{address.url}: its engine returns no {missing[0]}; see docs/replay.md")
         self.router = server.routed_experts
         found = self._find_agent()
-        agent: ProgramAgent | _Function
+        agent: ProgramAgent | AgentFunction
         if isinstance(found, Path | tuple):
             program = await prepare_agent(found)
             agent = replace(program, env={**program.env, **dict(self._settings.agent_env)})

@@ -27,6 +27,7 @@ TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 _USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
 _TOKENIZER = ",tokenizer="
 _FILES = ("local=", "scripted=")
+_CONVERSATIONS = 64  # that a teacher reads on with each turn, without encoding them again
 
 
 class TeachAfter(StrEnum):
@@ -86,8 +87,11 @@ class TeacherSpec:
         if (folder := self.tokenizer or self.file("local")) is None:
             return None
         own, texts = Tokenizer.load(folder), texts_to_compare(tokenizer)
-        is_same = all(own.encode(text) == tokenizer.encode(text) for text in texts)
-        return None if is_same else open_chat_tokenizer(folder)
+        if all(own.encode(text) == tokenizer.encode(text) for text in texts):
+            return None
+        family = open_chat_tokenizer(folder)
+        family.tokenizer.remember(_CONVERSATIONS)
+        return family
 
     def open(self, tokenizer: Tokenizer) -> TokenProvider:
         """Create the provider for a teacher with `tokenizer`. Raises `ScenarioError`."""

@@ -99,7 +99,6 @@ def _begins_alike(turn: Turn, chat: ChatTokenizer, teacher: ChatTokenizer) -> bo
 
 
 def count_untaught(session: Session, name: str) -> int:
-    """Count the tokens that teacher `name` has not scored."""
     turns = {turn.index: turn for branch in scored_branches(session) for turn in untaught(session, branch, name)}
     return sum(int(turn.output_ids.size) for turn in turns.values())
 

@@ -7,13 +7,17 @@ the special tokens, and further added tokens that a family guards, such as Qwen'
 import hashlib
 import json
 import re
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import groupby
 from operator import attrgetter
 from os.path import commonprefix
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from harness.errors import TokenizerError
 from harness.tokens.byte_level import WordEncoder, open_spellings, open_word_encoder
@@ -24,6 +28,14 @@ if TYPE_CHECKING:
 _LONG_TEXT = 10_000  # characters, a few milliseconds
 _MOST_SOUGHT = 400  # added tokens; a search for more costs what the word cache saves
 _STRETCH = 100_000  # characters; a search holds the GIL until it is done
+_OPEN = 3  # borders at the end of a conversation, behind which its next turn may read differently
+
+
+class _KnownText(NamedTuple):
+    """A text up to a border, a special token that the text behind it cannot change."""
+
+    text: str
+    ids: npt.NDArray[np.int32]
 
 
 class Tokenizer:
@@ -45,6 +57,7 @@ class Tokenizer:
         """SHA-256 of `tokenizer.json`, empty without a file."""
         self.folder = folder
         """Absolute path of the source folder."""
+        self._heads: deque[_KnownText] | None = None  # of texts that it remembers
 
     @classmethod
     def load(cls, directory: Path) -> Self:
@@ -82,7 +95,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Markers in it are markers."""
+        if self._heads is not None and len(text) > _LONG_TEXT:
+            return self._encode_grown(text, self._heads)
         return self._encode_words(text) or _encode(self._raw, text)
+
+    def remember(self, texts: int) -> None:
+        """Encode only what is new in a long text that begins like one of the last `texts`. For one thread."""
+        self._heads = deque(maxlen=texts)
 
     def encode_plain(self, text: str) -> list[int]:
         """Return the ids of `text`. Markers in it are ordinary characters."""
@@ -152,6 +171,32 @@ class Tokenizer:
     def added_tokens(self) -> frozenset[str]:
         """Texts that are one id wherever they occur."""
         return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
+
+    def _encode_grown(self, text: str, heads: deque[_KnownText]) -> list[int]:
+        known = [head for head in heads if text.startswith(head.text)]
+        head = max(known, key=lambda each: len(each.text), default=_KnownText("", np.zeros(0, np.int32)))
+        start = len(head.text)
+        borders = [found.start() for found in self._border_pattern.finditer(text, start)]
+        if len(borders) > _OPEN:
+            cut = borders[-_OPEN]
+            grown = _KnownText(
+                text[:cut], np.concatenate([head.ids, np.asarray(_encode(self._raw, text[start:cut]), np.int32)])
+            )
+            if known:
+                heads.remove(head)
+            heads.append(grown)
+            head, start = grown, cut
+        return [*head.ids.tolist(), *_encode(self._raw, text[start:])]
+
+    @cached_property
+    def _border_pattern(self) -> re.Pattern[str]:
+        # The library splits a text at these tokens before all else, without the white space before them, so that their
+        # two sides are encoded apart.
+        added = self._raw.get_added_tokens_decoder().values()
+        borders = [
+            each.content for each in added if each.special and not (each.normalized or each.lstrip or each.single_word)
+        ]
+        return re.compile("|".join(map(re.escape, sorted(borders, reverse=True))) or r"(?!)")
 
     def _encode_words(self, text: str) -> list[int]:
         # Empty: the text may hold an added token, or words cannot be looked up, so it is encoded as a whole.

@@ -23,8 +23,6 @@ _LATEST_S = 1
 
 
 class StepStore(StrEnum):
-    """Store of metrics."""
-
     TENSORBOARD = "tensorboard"
     WANDB = "wandb"
     TRACKIO = "trackio"

@@ -1,6 +1,5 @@
 """The agent of a run, a function by miles' contract or a program of ours."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -8,15 +7,12 @@ from urllib.parse import urlsplit
 from harness.adapters.agents import LoadFunction, Program, find_function, find_program, program_metadata
 from harness.adapters.miles.settings import MilesSettings
 from harness.adapters.sampling import session_sampling
-from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
+from harness.rollouts.agents.task import AgentFunction, AgentTask, FunctionAgent, ProgramAgent
 from harness.sessions.session_config import Recorded
 from harness.types import Json
 
-MilesAgent = Callable[..., Awaitable[dict[str, Any] | None]]
-"""Type of `async def run(base_url, prompt, request_kwargs, metadata) -> dict | None`."""
 
-
-def find_agent(settings: MilesSettings, load: LoadFunction) -> Program | MilesAgent:
+def find_agent(settings: MilesSettings, load: LoadFunction) -> Program | AgentFunction:
     """Return the program or function. Raises `AdapterError` naming the option."""
     if settings.agent is not None:
         return find_program(settings.agent, "--harness-agent")
@@ -24,7 +20,7 @@ def find_agent(settings: MilesSettings, load: LoadFunction) -> Program | MilesAg
 
 
 def make_task(
-    settings: MilesSettings, agent: ProgramAgent | MilesAgent, sample: Any, sampling_params: Json, workdir: Path
+    settings: MilesSettings, agent: ProgramAgent | AgentFunction, sample: Any, sampling_params: Json, workdir: Path
 ) -> AgentTask:
     """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
     params = dict(sampling_params)
@@ -48,7 +44,7 @@ def make_task(
     )
 
 
-def _call_as_miles(agent: MilesAgent, settings: MilesSettings, sample: Any, sampling: Json) -> FunctionAgent:
+def _call_as_miles(agent: AgentFunction, settings: MilesSettings, sample: Any, sampling: Json) -> FunctionAgent:
     # miles has no session keys, so the key travels in the metadata.
     bound = {} if settings.max_seq_len is None else {"max_seq_len": settings.max_seq_len}
 

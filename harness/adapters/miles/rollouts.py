@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 from harness.adapters.agents import LoadFunction
-from harness.adapters.miles.agents import MilesAgent, find_agent
+from harness.adapters.miles.agents import find_agent
 from harness.adapters.miles.settings import read_settings
 from harness.adapters.trainer_sessions import TrainerSessions
 from harness.machine.deadlines import read_end, to_the_end, within
-from harness.rollouts.agents.task import AgentTask, ProgramAgent
+from harness.rollouts.agents.task import AgentFunction, AgentTask, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 
@@ -23,13 +23,13 @@ class MilesRollouts:
         self.args = args
         self.settings = settings = read_settings(args)
         self.loop = asyncio.get_running_loop()
-        self._sessions: TrainerSessions[MilesAgent] = TrainerSessions(settings, lambda: find_agent(settings, load))
+        self._sessions = TrainerSessions(settings, lambda: find_agent(settings, load))
         self._manager: SessionManager | None = None
         self._running: dict[asyncio.Task[Rollout], AgentTask] = {}
         self._watch: asyncio.Task[None] | None = None
         self._wants_end = asyncio.Event()
 
-    async def open(self) -> ProgramAgent | MilesAgent:
+    async def open(self) -> ProgramAgent | AgentFunction:
         """Return the agent; raises as `TrainerSessions.open`."""
         self._manager, agent = await self._sessions.open()
         return agent

@@ -34,8 +34,6 @@ TOO_LONG = "too_long"
 
 
 class Room(NamedTuple):
-    """Maximum tokens in verl."""
-
     prompt: int
     response: int
 

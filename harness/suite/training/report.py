@@ -58,8 +58,6 @@ class StepFile:
 
 @dataclass(frozen=True, slots=True)
 class TrainReport:
-    """A training run so far."""
-
     directory: Path
     wanted: int
     telemetry: Sequence[Mapping[str, float]]

@@ -38,10 +38,6 @@ class Workdirs:
         group = index.group
         return self.path / str(group.step) / f"{group.number}-{index.member}-{index.attempt}"
 
-    def clear(self, index: RolloutIndex) -> None:
-        """Remove what a killed process left."""
-        make_way(self.of(index))
-
     def forget(self, before: int, carried: Collection[GroupIndex]) -> None:
         """Remove directories of groups begun before step `before`, except `carried` ones. Ignores errors."""
         for folder in self.path.glob("*"):

@@ -194,7 +194,6 @@ class TrainRun:
 
 
 def describe_step(figures: Mapping[str, float], steps: int) -> str:
-    """Summarize a step and its publication in one line."""
     learn_s = figures["time/forward_s"] + figures["time/finish_s"]
     return (
         f"step {figures['global_step'] + 1:.0f}/{steps}  reward {figures['rollout/reward_mean']:.3f}"

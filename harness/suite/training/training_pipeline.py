@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from harness.errors import ScenarioError, StoreFull
-from harness.machine.disk import disk_full
+from harness.machine.disk import disk_full, make_way
 from harness.rollouts.agents.function_file import load_named
 from harness.rollouts.control.abort_report import Keep
 from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
@@ -78,7 +78,7 @@ class KeptRollouts:
         try:
             kept = await asyncio.to_thread(self.table.recall, index)
             if kept is None:
-                await asyncio.to_thread(self.workdirs.clear, index)
+                await asyncio.to_thread(make_way, self.workdirs.of(index))  # a killed process may have left it
             return kept
         finally:
             self._sought.remove(index)

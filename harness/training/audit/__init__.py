@@ -1,0 +1,1 @@
+"""Audit: why an engine's logprobs differ from those of the trainer's weights. Start with `audit.py`."""

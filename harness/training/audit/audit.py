@@ -75,11 +75,14 @@ class AuditReport:
         return f"{where}, worker {', '.join(having)}: " if 0 < len(having) < len(causes) else f"{where}: "
 
     def to_json(self) -> Json:
+        found = self.attribution
         return {
             "tokens": self.tokens,
             "branches": self.branches,
-            **self.attribution.to_json(),
-            "named": [share.cause for share in self.attribution.named],
+            "gap": found.gap,
+            "shares": [share._asdict() for share in found.shares],
+            "causes": {worker: sorted(causes) for worker, causes in found.causes.items()},
+            "named": [share.cause for share in found.named],
             "not_probed": dict(self.not_probed),
             "verdicts": self.verdicts,
             "left_out": dict(self.left_out),
@@ -123,7 +126,6 @@ class Audit:
         self.left_out["tokens behind the first ones of long branches"] += max(0, branch.logprobs.size - most)
 
     def join(self, other: "Audit") -> None:
-        """Add the branches of `other`."""
         self.read.extend(other.read)
         self.left_out.update(other.left_out)
 

@@ -17,8 +17,6 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from harness.types import Json
-
 
 class GapCause(StrEnum):
     """Respect in which engine and trainer differ."""
@@ -86,13 +84,6 @@ class Attribution:
         """Return the shares above the floor; what no probe explains, above a twentieth of the gap too."""
         least = dict.fromkeys(_OF_REST, self.gap / _SMALL)
         return [share for share in self.shares if share.nats >= max(FLOOR, least.get(share.cause, 0.0))]
-
-    def to_json(self) -> Json:
-        return {
-            "gap": self.gap,
-            "shares": [share._asdict() for share in self.shares],
-            "causes": {worker: sorted(causes) for worker, causes in self.causes.items()},
-        }
 
     @classmethod
     def of(

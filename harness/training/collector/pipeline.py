@@ -274,7 +274,6 @@ class _StepFlow:
         return self.stream.add(made.segment)
 
     def note_learned(self, pack: Pack, digest: str, asked_at: float, began_at: float) -> None:
-        """Record a pack that the learner has just finished."""
         self.pack_waits_s += began_at - asked_at
         self.learned.append((began_at, time.monotonic()))
         names = tuple(self._names[number] for number in pack.numbers)

@@ -47,7 +47,6 @@ class RolloutSource(Protocol):
         `resumes` is the kept session of the same rollout, to continue. If cancelled, leave no session or agent behind,
         in bounded time.
         """
-        ...
 
     async def end(self, running: Mapping[RolloutIndex, asyncio.Task[ScoredRollout]], keep: Keep) -> None:
         """End these rollouts only, so that their tasks are done, in bounded time.
@@ -55,11 +54,9 @@ class RolloutSource(Protocol):
         With a session, return unscored; without, cancel. `Keep.SESSIONS` keeps sessions on the server and scores what
         ended already.
         """
-        ...
 
     async def give_back(self, session_id: str) -> None:
         """Delete a kept session. Bounded; logs failures."""
-        ...
 
 
 class RunningRollouts:

@@ -23,8 +23,6 @@ ON_SCALE: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "
 
 
 class OffScale(StrEnum):
-    """Policy for off-scale tokens."""
-
     REFUSE = "refuse"
     """Raise `StepError`."""
     ALLOW = "allow"

@@ -80,8 +80,6 @@ class MadeSegment(NamedTuple):
 
 
 class Stale(StrEnum):
-    """Policy for samples with stale tokens."""
-
     MASK = "mask"
     """Mask the stale tokens only."""
     DROP = "drop"

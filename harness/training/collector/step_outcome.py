@@ -17,8 +17,6 @@ from harness.types import Json
 
 
 class Disposition(StrEnum):
-    """Use of a rollout in a step."""
-
     DELIVERED = "delivered"
     """Trained."""
     COUNTED = "counted"
@@ -93,8 +91,6 @@ class CollectedStep:
 
 @dataclass(frozen=True, slots=True)
 class PackFacts:
-    """Pack that the learner received."""
-
     digest: str
     tokens: int
     trained: int
@@ -148,8 +144,6 @@ class StepJournal(Protocol):
 
     async def planned(self, step: int) -> None:
         """Record the begin of a step."""
-        ...
 
     async def packed(self, step: PackedStep) -> None:
         """Record a step before `finish_step`."""
-        ...

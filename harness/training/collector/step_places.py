@@ -86,7 +86,6 @@ class StepPlaces:
 
     @property
     def delivered(self) -> tuple[GroupIndex, ...]:
-        """Groups that were handed over."""
         return tuple(group.index for group in self._handed_over)
 
     def begin(self) -> DueRollout | None:

@@ -57,8 +57,6 @@ class StepBudget:
 
 
 class OnFailure(StrEnum):
-    """Choice for agent failures."""
-
     REPLACE = "replace"
     COUNT = "count"
 
@@ -73,8 +71,6 @@ class Order(StrEnum):
 
 
 class Partial(StrEnum):
-    """Policy for over-sampled groups at completion."""
-
     DROP = "drop"
     RESUME = "resume"
     """Keep their sessions and continue next step, one version older."""

@@ -60,10 +60,6 @@ class Gradients:
         for bucket in self._buckets:
             bucket.zero_()
 
-    @property
-    def buckets(self) -> int:
-        return len(self._buckets)
-
 
 def _as_gradients_of(parameters: Sequence[Any], room: int) -> Tensor:
     # Each `grad` is a view: backward passes add without copies, and a rank without packs has zeros.

@@ -46,7 +46,6 @@ class StepReport:
     learning_rate: float
 
     def telemetry(self) -> Mapping[str, float]:
-        """Return figures with fixed keys."""
         compared = self.sums.compared_tokens or 1.0
         return {
             "train/loss": self.sums.loss / (self.normalizer or 1.0),
@@ -67,11 +66,9 @@ class Learner(Protocol):
     @property
     def step(self) -> int:
         """Finished steps, restored by `load_state`."""
-        ...
 
     def accumulate(self, pack: Pack) -> LossSums:
         """Add the gradient of `pack` on this rank. Raises `LearnerError`; discard the step then."""
-        ...
 
     def finish_step(self, normalizer: float) -> StepReport:
         """Update the weights by the summed gradient, divided by the sum of all ranks' `normalizer` (0 without packs).
@@ -80,20 +77,15 @@ class Learner(Protocol):
         weights unchanged and the step discarded, if the sum is not positive, the gradient is not finite, or a rank is
         missing.
         """
-        ...
 
     def discard_step(self) -> None:
         """Drop gradients since the last step."""
-        ...
 
     def save(self, folder: Path) -> None:
         """Write a model folder for engines (safetensors), on one rank; new, and complete. Raises `LearnerError`."""
-        ...
 
     def save_state(self, folder: Path) -> None:
         """Write all training state, between steps. See `save`."""
-        ...
 
     def load_state(self, folder: Path) -> None:
         """Continue from `save_state` with identical numbers, on every rank. Raises `LearnerError`, with no change."""
-        ...

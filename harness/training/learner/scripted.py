@@ -1,8 +1,6 @@
 """Scripted learner: no model, no torch. Its weights are a digest of all packs and steps so far, in order."""
 
 import json
-import time
-from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,18 +13,13 @@ _STATE = "scripted_learner.json"
 
 
 class ScriptedLearner:
-    """`Learner` of one rank with a configurable duration."""
+    """`Learner` of one rank."""
 
-    def __init__(
-        self, seconds_per_pack: float = 0.0, *, sleep: Callable[[float], None] = time.sleep, start: str = ""
-    ) -> None:
-        """Call `sleep` with `seconds_per_pack` per pack, from weights `start`."""
+    def __init__(self, *, start: str = "") -> None:
         self.weights = start
         """32 hex digits after a step."""
         self.packs: list[str] = []
         self._step = 0
-        self._seconds_per_pack = seconds_per_pack
-        self._sleep = sleep
         self._sums = LossSums()
 
     @property
@@ -34,7 +27,6 @@ class ScriptedLearner:
         return self._step
 
     def accumulate(self, pack: Pack) -> LossSums:
-        self._sleep(self._seconds_per_pack)
         self.packs.append(pack.digest())
         sums = LossSums(trained_tokens=float(pack.loss_mask.sum()))
         self._sums += sums
@@ -60,7 +52,6 @@ class ScriptedLearner:
         self.save_state(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Write digest and step number."""
         with write_folder(folder) as unfinished:
             (unfinished / _STATE).write_text(json.dumps({"step": self._step, "weights": self.weights}))
 

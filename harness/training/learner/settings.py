@@ -66,5 +66,4 @@ Schedule = Callable[[int], float]
 
 
 def constant(step: int) -> float:  # noqa: ARG001
-    """Keep the learning rate."""
     return 1.0

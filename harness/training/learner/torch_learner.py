@@ -23,11 +23,10 @@ except ModuleNotFoundError as error:
 
 from harness.expert_choice import Routers
 from harness.samples.packs import Pack
-from harness.training.learner.distillation import distill
 from harness.training.learner.folders import write_folder
 from harness.training.learner.gradients import BUCKET_BYTES, Gradients
 from harness.training.learner.learner import LossSums, StepReport
-from harness.training.learner.losses import Loss, TokenLosses, TrainedTokens, loss_of
+from harness.training.learner.losses import Loss, TokenLosses, TrainedTokens, distill, loss_of
 from harness.training.learner.packed_forward import logprobs_in, packed_logits, prepare
 from harness.training.learner.replay import replaying
 from harness.training.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
@@ -92,11 +91,10 @@ class TorchLearner:
         schedule: Schedule = constant,
         device: str = "cpu",
         autocast: torch.dtype | None = None,
-        threads: int | None = None,
     ) -> Self:
-        """Load the model in `folder` as float32. Raises `LearnerError`. `threads`: of torch, in this process."""
+        """Load the model in `folder` as float32. Raises `LearnerError`."""
         # Leave one core to the event loop and the engine: threads that wait for each other lose to any other process.
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) - 1))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
         logging.disable_progress_bar()
         try:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)

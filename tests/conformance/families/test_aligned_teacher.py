@@ -1,5 +1,10 @@
-"""SmolLM2 scores what a model of another family says: chunks sum to its own logprob of the text."""
+"""SmolLM2 scores what a model of another family says: chunks sum to its own logprob of the text.
 
+A teacher of any family reads a conversation again with each turn.
+"""
+
+import random
+from copy import copy
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +15,7 @@ from harness.engines.teachers import TeacherSpec
 from harness.server.settings import ServerSettings
 from harness.tokens.alignment import Spelled, align
 from harness.tokens.model_family import open_chat_tokenizer
-from harness.types import as_ids
+from harness.types import Message, as_ids
 from tests.builders import user
 from tests.conformance.families.family import Family
 from tests.local_model import PlainModel
@@ -50,3 +55,37 @@ async def test_chunks_sum_to_its_own_logprob(family: Family, model_dir: Path, pl
         for mine, its, _ in chunks:
             assert abs(column[mine].sum() - truth[its].astype(np.float64).sum()) < 1e-4
         assert abs(column.sum() - truth.astype(np.float64).sum()) < 1e-3
+
+
+PIECES = (
+    "word",
+    " ",
+    "\n\n",
+    "  two",
+    "日本語",
+    "e\N{COMBINING ACUTE ACCENT}",
+    "👍🏽",
+    "\t",
+    "1234567",
+    "</s>",
+    "<|im_end|>",
+    "[INST]",
+    ".",
+)
+
+
+def test_a_conversation_that_grows_is_encoded_as_a_whole(family: Family) -> None:
+    """A teacher reads it again with each turn, of several branches in turn, and encodes only what is new."""
+    rng, whole = random.Random(0), family.template.tokenizer
+    kept = copy(whole)
+    kept.remember(2)
+    conversations: list[list[Message]] = [[user("Guess.")], [user("Guess again.")]]
+    for number in range(8):
+        history = conversations[number % 2]
+        for role in ("assistant", "user"):
+            history.append({"role": role, "content": "".join(rng.choices(PIECES, k=800))})
+        text = family.template.template.render(family.template.form.apply(history))
+        assert kept.encode(text) == whole.encode(text)
+        assert kept.encode(text[:-500]) == whole.encode(text[:-500])
+    assert kept._heads is not None
+    assert family.name != "qwen3" or max(len(head.text) for head in kept._heads) > 0.8 * len(text)

@@ -52,13 +52,16 @@ def must_sum_up(sample: Sample, turns: Sequence[Sequence[Message]], family: Chat
     assert sample.metadata["teachers"]["big"] == {"versions": ["0"], "missing": 0}
 
 
-async def test_chunks_sum_to_the_teachers_logprob_of_the_text(family: ChatTokenizer, model_dir: Path) -> None:
-    """In each of several turns, with tools and characters of many bytes."""
+@pytest.mark.parametrize("more", ["", ", a long one" * 1000], ids=["short", "long"])
+async def test_chunks_sum_to_the_teachers_logprob_of_the_text(
+    more: str, family: ChatTokenizer, model_dir: Path
+) -> None:
+    """In each of several turns, with tools and characters of many bytes; what a teacher remembers changes nothing."""
     async with session_on(*says(*TEXTS), settings=taught_by(family, model_dir)) as (client, session):
         history: list[Message] = []
         turns: list[list[Message]] = []
         for number in range(len(TEXTS)):
-            turns.append([*history, user(f"question {number}")])
+            turns.append([*history, user(f"question {number}{more}")])
             history = [*turns[-1], await client.say(session, turns[-1], tools=[tool()])]
         [sample] = await collect(client, session)
     must_sum_up(sample, turns, family)

@@ -52,7 +52,6 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
 
     @property
     def index(self) -> RolloutIndex:
-        """Position in training."""
         return RolloutIndex(self.group, self.member, self.attempt)
 
 
@@ -70,8 +69,6 @@ class RecordedPack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A collected and packed step."""
-
     step: int
     rollout_seed_base: int
     version: int

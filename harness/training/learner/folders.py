@@ -1,12 +1,12 @@
 """Atomic folders: complete or absent, even if the process is killed."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from harness.errors import LearnerError
-from harness.machine.disk import sync
 
 
 @contextmanager
@@ -20,10 +20,18 @@ def write_folder(folder: Path) -> Iterator[Path]:
         unfinished.mkdir(parents=True)
         yield unfinished
         for path in (*unfinished.rglob("*"), unfinished):
-            sync(path)
+            _sync(path)
         unfinished.rename(folder)
-        sync(folder.parent)  # so that the name survives a power cut
+        _sync(folder.parent)  # so that the name survives a power cut
     except OSError as error:
         raise LearnerError(f"{folder} cannot be written: {error}; free space or name another folder") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

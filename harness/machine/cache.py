@@ -4,20 +4,22 @@ A manifest holds a model's recipe and the size and SHA-256 of its files. Folders
 lock file per model admits one builder.
 """
 
+import asyncio
 import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
 from harness.machine.disk import sync
+from harness.machine.locks import hold_lock_async
 
 MANIFEST = "manifest.json"
 
@@ -62,6 +64,27 @@ def staging(target: Path) -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@asynccontextmanager
+async def building(
+    target: Path, say: Callable[[str], object], *, is_there: Callable[[], bool] | None = None
+) -> AsyncIterator[Path | None]:
+    """Yield the path of what becomes the folder `target`, or None if it is there. Raises `ModelError` for the disk.
+
+    Of concurrent builders one works and the others wait.
+    """
+    waiting = f"waiting for another process that builds {target}"
+    try:
+        async with hold_lock_async(target.with_name(f"{target.name}.lock"), on_wait=lambda: say(waiting)):
+            if await asyncio.to_thread(is_there or target.is_dir):
+                yield None
+                return
+            with staging(target) as scratch:
+                yield scratch / "built"
+                install(scratch / "built", target, scratch)
+    except OSError as error:
+        raise storage_error(target.parent, error) from error
 
 
 def install(built: Path, target: Path, scratch: Path) -> None:

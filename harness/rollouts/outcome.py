@@ -202,9 +202,9 @@ def classify_uncreated(code: str, status: int, message: str) -> Outcome:
 
 
 def describe(facts: RolloutFacts) -> str:
-    parts = [facts.end.words, _count(facts.answered, "turn")]
+    parts = [facts.end.words, count_words(facts.answered, "turn")]
     if facts.failed:
-        parts.append(f"{_count(facts.failed, 'turn')} failed")
+        parts.append(f"{count_words(facts.failed, 'turn')} failed")
     if facts.refusals:
         refused = ", ".join(f"{code} x{count}" for code, count in sorted(facts.refusals.items()))
         parts.append(f"refused: {refused}")
@@ -215,5 +215,5 @@ def describe(facts: RolloutFacts) -> str:
     return "; ".join(parts)
 
 
-def _count(number: int, noun: str) -> str:
+def count_words(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

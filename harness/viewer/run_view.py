@@ -30,7 +30,6 @@ _ENDS = {
 SHORT_ID = 8
 """Hex digits of session ids in lists. A shorter decimal name is a rollout's number."""
 
-
 _WHY: Mapping[str, str] = {
     CloseReason.DELETED: "its owner deleted it without an outcome",
     CloseReason.DRAINED: "the server was drained while it was created",

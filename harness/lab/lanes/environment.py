@@ -15,8 +15,7 @@ from pathlib import Path
 from harness.errors import LaneError
 from harness.lab.lanes.overlay import server_patch
 from harness.lab.lanes.spec import LaneEngine
-from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
-from harness.machine.locks import hold_lock_async
+from harness.machine.cache import building, cache_directory, require_space
 from harness.machine.program import run
 from harness.machine.uv import pip_command, run_uv, try_uv
 
@@ -65,32 +64,25 @@ async def provide_python(requirements: Requirements, say: Say) -> Path:
     """Return the interpreter of the environment, made if missing by one of many callers. Raises `LaneError`."""
     target = requirements.directory
     python = target / "bin" / "python"
-    try:
-        lock, waiting = target.with_name(f"{target.name}.lock"), f"waiting for another process that builds {target}"
-        async with hold_lock_async(lock, on_wait=lambda: say(waiting)):
-            if not python.exists():
-                await _build(requirements, target, say)
-    except OSError as error:
-        raise storage_error(target.parent, error) from error
+    async with building(target, say, is_there=python.exists) as built:
+        if built is not None:
+            require_space(target.parent, _NEEDED_BYTES)
+            say(f"installing {requirements.engine} for the CPU into {target} (once, about 3 GB)")
+            await _build(requirements, built)
     return python
 
 
-async def _build(requirements: Requirements, target: Path, say: Say) -> None:
-    require_space(target.parent, _NEEDED_BYTES)
-    say(f"installing {requirements.engine} for the CPU into {target} (once, about 3 GB)")
-    with staging(target) as scratch:
-        built = scratch / "built"
-        await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
-        python = built / "bin" / "python"
-        needs_torch = TORCH in requirements.requirements.read_text(encoding="utf-8")
-        source = await torch_source(python, lanes_directory() / "wheels") if needs_torch else ()
-        files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
-        limits = ("--constraint", requirements.constraints)
-        options = [str(item) for item in ("--python", python, *source, *files, *limits)]
-        await run_uv("pip", "install", *options, deadline_s=_INSTALL_S)
-        if requirements.engine is LaneEngine.VLLM:
-            _give_vllm_its_name(built)
-        install(built, target, scratch)
+async def _build(requirements: Requirements, built: Path) -> None:
+    await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
+    python = built / "bin" / "python"
+    needs_torch = TORCH in requirements.requirements.read_text(encoding="utf-8")
+    source = await torch_source(python, lanes_directory() / "wheels") if needs_torch else ()
+    files = ("--requirement", requirements.requirements, "--override", requirements.overrides)
+    limits = ("--constraint", requirements.constraints)
+    options = [str(item) for item in ("--python", python, *source, *files, *limits)]
+    await run_uv("pip", "install", *options, deadline_s=_INSTALL_S)
+    if requirements.engine is LaneEngine.VLLM:
+        _give_vllm_its_name(built)
 
 
 def _give_vllm_its_name(environment: Path) -> None:

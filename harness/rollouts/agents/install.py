@@ -13,15 +13,13 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from harness.errors import AgentError
-from harness.machine.cache import cache_directory, install, require_space, staging, storage_error
-from harness.machine.locks import hold_lock_async
+from harness.machine.cache import building, cache_directory, require_space
 from harness.machine.program import Ended, run
 from harness.machine.uv import find_uv
 from harness.rollouts.agents.profile import AgentProfile, Installer
@@ -84,34 +82,18 @@ def is_installed(profile: AgentProfile) -> bool:
 async def install_agent(profile: AgentProfile, say: Say) -> Path:
     """Return the agent's environment, installed if missing. Raises `AgentError`, `ModelError`."""
     target = environment_of(profile)
-    try:
-        if profile.install.kind is Installer.NODE:
-            await provide_node(agents_directory(), say)
-        async with _lock(target, say):
-            if not target.is_dir():
-                await _build(profile, target, say)
-    except OSError as error:
-        raise storage_error(target.parent, error) from error
+    kind, log = profile.install.kind, target.with_name(f"{target.name}.log")
+    if kind is Installer.NODE:
+        await provide_node(agents_directory(), say)
+    async with building(target, say) as built:
+        if built is not None:
+            require_space(target.parent, _NEEDED_BYTES)
+            say(f"installing {profile.name} {profile.version} into {target} (once)")
+            # uv searches for a configuration upward from its working directory and stops here.
+            (built.parent / "uv.toml").touch()
+            await (_install_node if kind is Installer.NODE else _install_python)(profile, built, log)
+            await asyncio.to_thread(_make_read_only, built)
     return target
-
-
-def _lock(target: Path, say: Say) -> AbstractAsyncContextManager[None]:
-    # Of concurrent installers one works and the others wait. The folder is renamed when complete, so it is whole even
-    # if an installer is killed.
-    waiting = f"waiting for another process that builds {target}"
-    return hold_lock_async(target.with_name(f"{target.name}.lock"), on_wait=lambda: say(waiting))
-
-
-async def _build(profile: AgentProfile, target: Path, say: Say) -> None:
-    require_space(target.parent, _NEEDED_BYTES)
-    say(f"installing {profile.name} {profile.version} into {target} (once)")
-    with staging(target) as scratch:
-        built, log = scratch / "built", target.with_name(f"{target.name}.log")
-        # uv searches for a configuration upward from its working directory and stops here.
-        (scratch / "uv.toml").touch()
-        await (_install_node if profile.install.kind is Installer.NODE else _install_python)(profile, built, log)
-        await asyncio.to_thread(_make_read_only, built)
-        install(built, target, scratch)
 
 
 async def _install_python(profile: AgentProfile, built: Path, log: Path) -> None:
@@ -182,22 +164,20 @@ async def provide_node(agents: Path, say: Say) -> Path:
             f"no Node {NODE_VERSION} for {' '.join(machine)}: agents from npm run on Linux, x86_64 or aarch64"
         )
     build, target = _BUILDS[machine], agents / f"node-{NODE_VERSION}"
-    async with _lock(target, say):
-        if target.is_dir():
+    async with building(target, say) as built:
+        if built is None:
             return target
         npm = find_npm()
         say(f"fetching Node {NODE_VERSION} into {target} (once, about 60 MB)")
-        with staging(target) as scratch:
-            # npm's own client fetches it, because it knows the user's registry and proxy.
-            asked = ("pack", f"{build.package}@{NODE_VERSION}", "--silent", "--pack-destination", str(scratch))
-            ended = await run(npm, *asked, deadline_s=_FETCH_S)
-            require_success(f"npm pack {asked[1]}", ended, target.with_name(f"{target.name}.log"))
-            [packed] = scratch.glob("*.tgz")
-            # The registry may be a mirror that the harness does not know.
-            if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != build.sha512:
-                raise AgentError(f"{build.package}@{NODE_VERSION} is not the pinned one; check which registry npm uses")
-            _unpack(packed, scratch / "built")
-            install(scratch / "built", target, scratch)
+        # npm's own client fetches it, because it knows the user's registry and proxy.
+        asked = ("pack", f"{build.package}@{NODE_VERSION}", "--silent", "--pack-destination", str(built.parent))
+        ended = await run(npm, *asked, deadline_s=_FETCH_S)
+        require_success(f"npm pack {asked[1]}", ended, target.with_name(f"{target.name}.log"))
+        [packed] = built.parent.glob("*.tgz")
+        # The registry may be a mirror that the harness does not know.
+        if base64.b64encode(hashlib.sha512(packed.read_bytes()).digest()).decode() != build.sha512:
+            raise AgentError(f"{build.package}@{NODE_VERSION} is not the pinned one; check which registry npm uses")
+        _unpack(packed, built)
     return target
 
 

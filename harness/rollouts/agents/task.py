@@ -21,10 +21,8 @@ AgentFunction = Callable[..., Awaitable[dict[str, Any] | None]]
 reward of a function, the trainer's own code, but not of a program.
 """
 
-
 AbortFunction = Callable[..., Awaitable[None]]
 """`async def abort(session_id, metadata, **kwargs) -> None`: asks one rollout's agent to end."""
-
 
 AfterAgent = Callable[[Sandbox, StartOnHost], Awaitable[None]]
 """Uses the sandbox of an agent that has ended, such as to verify what it did. Raises `SandboxFailed`."""

@@ -27,7 +27,6 @@ class ServersInUpdate:
         return renew_holds(self._gates)
 
     async def sweep(self, request: SweepRequest) -> None:
-
         async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
             server.sweep = await client.sweep(request)
 

@@ -172,7 +172,6 @@ class EnginesInUpdate:
         self._report.workers = tuple(found.values())
 
     async def resume(self) -> None:
-
         async def ask(engine: TokenProvider) -> str | None:
             # Retrying cannot help an engine whose weights are unknown.
             go_on = attempt if is_unsettled(engine.weight_version) else persist

@@ -19,6 +19,7 @@ from harness.rollouts.control.abort_report import AbortBudget
 from harness.rollouts.control.engines import EngineInProcess
 from harness.rollouts.control.pause import paused_rollout
 from harness.rollouts.manager import SessionManager
+from harness.rollouts.outcome import count_words
 from harness.samples.rollout import Rollout
 from harness.suite.faults.engine_seam import EngineCall, NetworkFault
 from harness.suite.faults.seams import KillableServer, Seams
@@ -130,7 +131,7 @@ class Actions:
     async def _drain(self, moment: Moment) -> Effect:
         async with SessionServerClient(self.seams.server.address) as server:
             report = await server.gate().drain(deadline_s=_GATE_S)
-        closed, in_flight = _count(report.sessions_closed, "session"), _count(report.turns_in_flight, "turn")
+        closed, in_flight = count_words(report.sessions_closed, "session"), count_words(report.turns_in_flight, "turn")
         return Effect(f"{closed} closed, {in_flight} in flight", moment.last, self._open_gate)
 
     async def _pause(self, moment: Moment) -> Effect:
@@ -142,7 +143,7 @@ class Actions:
             async with paused_rollout([self.seams.server.address], [engine], _BUDGET):
                 await moment.last()
 
-        did = f"{_count(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
+        did = f"{count_words(report.turns_in_flight, 'turn')} in flight, for {moment.fault.seconds:g} s"
         return Effect(did, stand_still, self._open_gate)
 
     async def _open_gate(self) -> None:
@@ -170,19 +171,19 @@ class Actions:
         async def go_on() -> None:
             self.may_begin.set()
 
-        return Effect(f"{_count(len(pending), 'rollout')} ended", end, go_on)
+        return Effect(f"{count_words(len(pending), 'rollout')} ended", end, go_on)
 
     async def _kill_server(self, moment: Moment) -> Effect:
         if not self.seams.server.is_up:
             raise HarnessError("the server was already killed, and not back yet")
-        did = f"the server was killed with {_count(len(self.seams.server.open_sessions), 'session')}"
+        did = f"the server was killed with {count_words(len(self.seams.server.open_sessions), 'session')}"
         await self.seams.server.kill()
         return Effect(did, moment.last, self.seams.server.start)
 
     async def _kill_engine(self, moment: Moment) -> Effect:
         if not self.seams.engine_is_up:
             raise HarnessError("the engine was already killed, and not back yet")
-        did = f"the engine was killed with {_count(len(self.seams.engine.live), 'request')}"
+        did = f"the engine was killed with {count_words(len(self.seams.engine.live), 'request')}"
         await self.seams.kill_engine()
         if moment.fault.seconds is None:
             return Effect(did)
@@ -195,15 +196,15 @@ class Actions:
         calls = [each for each in self.seams.engine.live.values() if each.session_id in targets]
         for each in calls:
             await self.seams.engine.abort_early(each)
-        return Effect(f"{_count(len(calls), 'request')} ended")
+        return Effect(f"{count_words(len(calls), 'request')} ended")
 
     async def _kill_agent(self, moment: Moment) -> Effect:
         killed = self._signal(self._targets(moment), signal.SIGKILL)
-        return Effect(f"{_count(len(killed), 'agent')} killed")
+        return Effect(f"{count_words(len(killed), 'agent')} killed")
 
     async def _stop_agent(self, moment: Moment) -> Effect:
         stopped = self._signal(self._targets(moment), signal.SIGSTOP)
-        did = f"{_count(len(stopped), 'agent')} stopped"
+        did = f"{count_words(len(stopped), 'agent')} stopped"
         if moment.fault.seconds is None:
             return Effect(did)
 
@@ -216,7 +217,7 @@ class Actions:
 
     async def _duplicate_request(self, moment: Moment) -> Effect:
         repeated = sum(map(self.seams.agents.repeat, self._targets(moment)))
-        return Effect(f"{_count(repeated, 'request')} arrived again")
+        return Effect(f"{count_words(repeated, 'request')} arrived again")
 
     async def _arm(self, moment: Moment) -> Effect:
         fault = NetworkFault(moment.fault.action, moment.fault.seconds)
@@ -226,7 +227,7 @@ class Actions:
         sessions = self._targets(moment).values()
         for session in sessions:
             self.armed.setdefault(session, []).append(fault)
-        return Effect(f"the next request of {_count(len(sessions), 'session')}")
+        return Effect(f"the next request of {count_words(len(sessions), 'session')}")
 
     def _signal(self, session_ids: Iterable[str], number: signal.Signals) -> list[str]:
         return [session_id for session_id in session_ids if self.manager.signal_agent(session_id, number)]
@@ -237,7 +238,3 @@ class Actions:
             return {moment.call.session_id: moment.session}
         present = self.roster.present().items()
         return {session_id: session for session_id, session in present if moment.fault.names(session)}
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

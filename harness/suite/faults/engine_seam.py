@@ -157,8 +157,7 @@ class FaultyProvider:
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider`. Raises the request's faults."""
         if self.watcher is None or request.session_id is None:
-            self._require_alive()
-            return await self._inner.generate(request)
+            return await self._alive.generate(request)
         prompt = blake2b(request.input_ids[: request.input_ids.size - request.continues].tobytes()).digest()
         turns = self._turns.setdefault(request.session_id, TurnCount())
         call = EngineCall(request.request_id, request.session_id, *turns.begin(prompt), tokens=request.continues)
@@ -166,7 +165,7 @@ class FaultyProvider:
         try:
             async with call.breakable():
                 await self.watcher.on_request(call)
-                self._require_alive()
+                _ = self._alive  # raises if a fault has killed it
                 # Without a network, raise a broken connection or a malformed answer after the tokens are sampled.
                 later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
                 call.faults = [each for each in call.faults if each not in later]
@@ -189,29 +188,23 @@ class FaultyProvider:
     async def score(
         self, input_ids: TokenIds, *, start: int, session_id: str | None = None, top: int = 0
     ) -> PromptLogprobs:
-        self._require_alive()
-        return await self._inner.score(input_ids, start=start, session_id=session_id, top=top)
+        return await self._alive.score(input_ids, start=start, session_id=session_id, top=top)
 
     async def abort(self, request_id: str | None) -> int:
         """See `TokenProvider`; cannot reach requests hanging on the network."""
-        self._require_alive()
-        return await self._inner.abort(request_id)
+        return await self._alive.abort(request_id)
 
     async def pause(self, mode: PauseMode) -> None:
-        self._require_alive()
-        await self._inner.pause(mode)
+        await self._alive.pause(mode)
 
     async def resume(self) -> None:
-        self._require_alive()
-        await self._inner.resume()
+        await self._alive.resume()
 
     async def update_weights(self, path: Path, version: str) -> None:
-        self._require_alive()
-        await self._inner.update_weights(path, version)
+        await self._alive.update_weights(path, version)
 
     async def read_version(self) -> str:
-        self._require_alive()
-        return await self._inner.read_version()
+        return await self._alive.read_version()
 
     async def health(self) -> EngineHealth:
         if self._is_dead:
@@ -259,6 +252,8 @@ class FaultyProvider:
                 case _:
                     raise AssertionError(f"{fault.action} is no fault of the network")
 
-    def _require_alive(self) -> None:
+    @property
+    def _alive(self) -> TokenProvider:
         if self._is_dead:
             raise EngineUnavailable(_KILLED)
+        return self._inner

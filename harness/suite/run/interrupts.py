@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from harness.errors import HarnessError
+from harness.machine.deadlines import beside
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -67,12 +68,8 @@ class Interrupts:
             scope.reschedule(asyncio.get_running_loop().time())
 
         try:
-            async with asyncio.timeout(None) as scope:
-                watching = asyncio.create_task(expire())
-                try:
-                    yield
-                finally:
-                    watching.cancel()
+            async with asyncio.timeout(None) as scope, beside(expire(), name="await a request to stop"):
+                yield
         except TimeoutError:
             # Not from a request: a timeout inside the block.
             if not scope.expired():

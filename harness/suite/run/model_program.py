@@ -17,9 +17,8 @@ from pathlib import Path
 from harness._version import __version__
 from harness.errors import ModelError
 from harness.lab.models import resolve_model
-from harness.machine.cache import cache_directory, install, is_intact, silent, staging, storage_error, write_manifest
+from harness.machine.cache import building, cache_directory, is_intact, silent, write_manifest
 from harness.machine.group_reaper import signal_group
-from harness.machine.locks import hold_lock_async
 from harness.machine.process_group import reap
 from harness.machine.watchdog import Watchdog
 from harness.suite.record.rundir import RunDirectory
@@ -32,20 +31,13 @@ _LAST_WORDS = 500  # characters of what a program said that are worth a reader's
 async def make_model(program: Path, seed: int, *, deadline_s: float = PROGRAM_S) -> Path:
     """Return the model's folder, cached by seed and the scenario's files. Raises `ModelError` without a model."""
     recipe = await asyncio.to_thread(_recipe, program, seed)
-    name = f"{program.parent.name}-{recipe['digest'][:16]}-{seed}"
-    target = cache_directory() / "made" / name
-    try:
-        async with hold_lock_async(target.parent / f"{name}.lock", on_wait=lambda: None):
-            if not await asyncio.to_thread(is_intact, target, recipe, silent):
-                with staging(target) as scratch:
-                    built = scratch / "built"
-                    built.mkdir()
-                    await _run(program, built, seed, deadline_s)
-                    await asyncio.to_thread(resolve_model, str(built))
-                    write_manifest(built, recipe)
-                    install(built, target, scratch)
-    except OSError as error:
-        raise storage_error(target.parent, error) from error
+    target = cache_directory() / "made" / f"{program.parent.name}-{recipe['digest'][:16]}-{seed}"
+    async with building(target, lambda _: None, is_there=lambda: is_intact(target, recipe, silent)) as built:
+        if built is not None:
+            built.mkdir()
+            await _run(program, built, seed, deadline_s)
+            await asyncio.to_thread(resolve_model, str(built))
+            write_manifest(built, recipe)
     return target
 
 

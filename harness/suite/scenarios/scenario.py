@@ -47,14 +47,11 @@ def _checked_by(parse: Callable[[str], object]) -> AfterValidator:
 KnownEngine = Annotated[str, _checked_by(EngineName.parse)]
 """`local`, `scripted`; `sglang`, `vllm` (started by the run); `sglang=URL[,URL]`, `vllm=URL[,URL]` (running)."""
 
-
 TeacherEngine = Annotated[str, _checked_by(lambda engine: TeacherSpec.parse(f"teacher={engine}"))]
 """`scripted`, `local=FOLDER`, or running servers, such as `sglang=URL`."""
 
-
 RunningServers = Annotated[str, _checked_by(require_running_servers)]
 """`sglang=URL[,URL]` or `vllm=URL[,URL]`."""
-
 
 KnownFilter = Annotated[str, _checked_by(Filter.parse)]
 

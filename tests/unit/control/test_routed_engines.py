@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.engines.base import WorkerStatus
 from harness.errors import EngineUnavailable, ScenarioError
 from harness.gateway.router.routed import RouterSettings, open_routed
 from harness.rollouts.client.connections import SessionServerAddress
@@ -189,13 +188,14 @@ async def test_a_router_wants_its_token():
             await learn_workers([f"{cluster.engines[0]}#key=NOT_SET"], [], 20)
 
 
+def _worker(name: str, fence: str = "") -> Json:
+    return {"name": name, "weight_version": "1", "fence": fence, "in_flight": 0, "sessions": 0}
+
+
 async def test_workers_at_addresses_that_lead_nowhere_from_here_are_asked_until_time_is_over():
     """They may have died just now, and the router may find that out; this one continues being served by them."""
     nowhere = "http://127.0.0.1:9"
-    said = {
-        "workers": [{"url": nowhere, "engine": "sglang"}],
-        "sessions": {"workers": [WorkerStatus(nowhere, "1", "", 0, 0)._asdict()]},
-    }
+    said = {"workers": [{"url": nowhere, "engine": "sglang"}], "sessions": {"workers": [_worker(nowhere)]}}
     async with canned_server(http_answer(200, said)) as router:
         with pytest.raises(EngineUnavailable, match=f"cannot be reached from here: .*{nowhere}"):
             await learn_workers([f"router={router.url}"], [], 1)
@@ -205,7 +205,7 @@ async def test_workers_that_the_router_has_lost_too_are_no_mistake():
     """They have died, one just now, and nobody is told to look for another address; the report names them."""
     dead, unknown = "http://127.0.0.1:9", "http://127.0.0.1:10"
     listed = [{"url": dead, "engine": "sglang"}, {"url": unknown, "engine": None}]
-    pools = [[WorkerStatus(dead, "1", fence, 0, 0)._asdict()] for fence in ("", "it does not answer")]
+    pools = [[_worker(dead, fence)] for fence in ("", "it does not answer")]
     said = [http_answer(200, {"workers": listed, "sessions": {"workers": pool}}) for pool in pools]
     async with canned_server(*said) as router:
         learned = await learn_workers([f"router={router.url}"], [], 20)

@@ -4,6 +4,7 @@ A run may be in progress, killed, or of an older version or another machine. Eac
 damaged part is a sentence in `RunView.missing`. Sessions of a server may change or end meanwhile.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -26,10 +27,10 @@ from harness.suite.record.lock import read_lock
 from harness.suite.record.rollout_table import RolloutRecord, read_rollouts, read_superseded
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.run.audited import read_audit
+from harness.suite.training.report import TELEMETRY_FILE, read_telemetry
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.exports.metrics import MetricPoint, training_points
 from harness.viewer.live.live_reading import live_line
 from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
 from harness.viewer.session_view import SessionView
@@ -139,7 +140,8 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
-    points: list[MetricPoint] = read("its training steps", lambda: training_points(directory.path), [])
+    has_steps = (directory.path / TELEMETRY_FILE).is_file()
+    steps = read("its training steps", lambda: read_telemetry(directory, sys.maxsize), []) if has_steps else []
     lines = [_line(directory, rollout, stored.get(str(rollout.session_id))) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]
@@ -155,7 +157,7 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
         ledger=ledger,
         audit=audit,
         bands=sorted([*bands, *pauses], key=lambda band: band.begin),
-        steps=[each.figures for each in points],
+        steps=steps,
         missing=missing,
         superseded=[line for line in others if line.session_id in earlier],
     )

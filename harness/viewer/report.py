@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from shlex import join
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,7 +23,6 @@ from harness.suite.judge.verdicts import sessions_words
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing
-from harness.viewer.exports.metrics import STATISTICS, MetricPoint, keep_numbers, key_of, session_point, training_points
 from harness.viewer.look import look_at, look_into
 from harness.viewer.problems import find_problems
 from harness.viewer.run_view import RunView, SessionLine
@@ -42,8 +40,6 @@ class FigureTable:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    figures: Mapping[str, float] = field(default_factory=dict)
-    """The same as numbers, by key (`METRICS`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +81,6 @@ class Report:
     charts: Sequence[Chart]
     cases: Sequence[Case]
     missing: Sequence[str]
-    points: Sequence[MetricPoint] = ()
-    """Points for metric stores."""
 
 
 def make_report(path: Path) -> Report:
@@ -107,20 +101,14 @@ def make_report(path: Path) -> Report:
     tables += [_lengths(seen), _seconds(seen), _ends(seen), _tokens(view, seen, missing), _lags(seen), _gaps(view)]
     with say_missing("the telemetry of its report", missing):
         rows = [[str(key), _number(value)] for key, value in told.get("telemetry", {}).items()]
-        tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows, told.get("telemetry", {})))
+        tables.append(FigureTable("What a trainer logs of it", ("key", "value"), rows))
     tables.append(_sessions(view, figures))
-    points = [session_point(place, view.sessions[place], facts) for place, facts in figures.items()]
-    with say_missing("the figures of its training steps", missing):
-        points += training_points(path)
-    at = max((point.at for point in points), default=0.0)
-    of_run = {key: value for table in tables for key, value in table.figures.items()}
-    points.append(MetricPoint("run", 0, at, keep_numbers(of_run)))
     cases = [_case(line, figures.get(place)) for place, line in enumerate(view.sessions)]
     with say_missing("the checks of its report", missing):
         cases += list(_checks(told))
     if path.is_dir():
         cases.append(_run_case(view.status))
-    return Report(view.source, [each for each in tables if each.rows], _charts(view, seen), cases, missing, points)
+    return Report(view.source, [each for each in tables if each.rows], _charts(view, seen), cases, missing)
 
 
 def _run(view: RunView, missing: list[str]) -> FigureTable:
@@ -136,8 +124,7 @@ def _run(view: RunView, missing: list[str]) -> FigureTable:
 def _outcomes(view: RunView) -> FigureTable:
     counts = Counter(line.outcome or line.state or "no outcome" for line in view.sessions)
     rows = [[name, str(count), f"{count / len(view.sessions):.1%}"] for name, count in sorted(counts.items())]
-    figures = {"report/sessions": len(view.sessions), **_keyed("report/outcome", counts)}
-    return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows, figures)
+    return FigureTable("Outcomes", ("outcome", "sessions", "share"), rows)
 
 
 def _rewards(view: RunView) -> FigureTable:
@@ -145,8 +132,7 @@ def _rewards(view: RunView) -> FigureTable:
     for line in view.sessions:
         if line.reward is not None:
             by_scenario.setdefault(line.scenario or "", []).append(line.reward)
-    found = [(key_of("report", "reward", name), name, values) for name, values in by_scenario.items()]
-    return _spreads("Rewards", "scenario", found)
+    return _spreads("Rewards", "scenario", by_scenario)
 
 
 def _prompts(view: RunView) -> FigureTable:
@@ -160,13 +146,11 @@ def _prompts(view: RunView) -> FigureTable:
         interval = "-" if each.interval is None else " to ".join(map(_number, each.interval))
         ends = (f"{_number(each.rewards[number])}, session {number}" for number in (each.best, each.worst))
         rows.append([f"{each.group} of {each.scenario}", str(len(each.rewards)), _number(each.mean), interval, *ends])
-    figures: dict[str, float] = {}
     for scenario in dict.fromkeys(each.scenario for each in prompts):
         for k, share in pass_at([each for each in prompts if each.scenario == scenario]).items():
-            figures[f"{key_of('report', 'pass_at', scenario)}/{k}"] = share
             rows.append([f"pass@{k} of {scenario}", "", _number(share), "", "", ""])
     columns = ("prompt", "samples", "mean reward", f"{CONFIDENCE:.0%} interval", "best", "worst")
-    return FigureTable("Prompts", columns, rows, figures)
+    return FigureTable("Prompts", columns, rows)
 
 
 def _problems(view: RunView) -> FigureTable:
@@ -178,12 +162,12 @@ def _problems(view: RunView) -> FigureTable:
 
 
 def _lengths(seen: Sequence[SessionFigures]) -> FigureTable:
-    found: list[tuple[str, str, Sequence[float]]] = [
-        ("report/session_turns", "turns of a session", [len(each.seconds) for each in seen]),
-        ("report/session_tokens", "sampled tokens of a session", [sum(each.outputs) for each in seen]),
-        ("report/turn_tokens", "sampled tokens of a turn", _all(each.outputs for each in seen)),
-        ("report/prompt_tokens", "prompt tokens of a turn", _all(each.prompts for each in seen)),
-    ]
+    found: dict[str, Sequence[float]] = {
+        "turns of a session": [len(each.seconds) for each in seen],
+        "sampled tokens of a session": [sum(each.outputs) for each in seen],
+        "sampled tokens of a turn": _all(each.outputs for each in seen),
+        "prompt tokens of a turn": _all(each.prompts for each in seen),
+    }
     return _spreads("Lengths", "", found)
 
 
@@ -192,15 +176,15 @@ def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
     rates = [
         tokens / seconds for each in seen for tokens, seconds in zip(each.outputs, each.seconds, strict=True) if seconds
     ]
-    found: list[tuple[str, str, Sequence[float]]] = [
-        ("report/turn_seconds", "seconds of a turn", _all(each.seconds for each in seen)),
-        ("report/held_seconds", "seconds of a turn: held at the gate", [each.held for each in parts]),
-        ("report/queued_seconds", "seconds of a turn: queued", [each.queued for each in parts]),
-        ("report/engine_seconds", "seconds of a turn: engine", [each.engine for each in parts]),
-        ("report/server_seconds", "seconds of a turn: session server", [each.server for each in parts]),
-        ("report/between_seconds", "seconds between two turns: agent and tools", _all(each.between for each in seen)),
-        ("report/turn_tokens_per_second", "sampled tokens a second of a turn", rates),
-    ]
+    found: dict[str, Sequence[float]] = {
+        "seconds of a turn": _all(each.seconds for each in seen),
+        "seconds of a turn: held at the gate": [each.held for each in parts],
+        "seconds of a turn: queued": [each.queued for each in parts],
+        "seconds of a turn: engine": [each.engine for each in parts],
+        "seconds of a turn: session server": [each.server for each in parts],
+        "seconds between two turns: agent and tools": _all(each.between for each in seen),
+        "sampled tokens a second of a turn": rates,
+    }
     table = _spreads("Latency and throughput", "", found)
     timed = [each for each in seen if each.seconds]
     wall = max((each.ended_at for each in timed), default=0.0) - min((each.began_at for each in timed), default=0.0)
@@ -208,42 +192,38 @@ def _seconds(seen: Sequence[SessionFigures]) -> FigureTable:
         return table
     rate = sum(sum(each.outputs) for each in timed) / wall
     row = ["sampled tokens a second of all sessions", "1", _number(rate), *[""] * 4]
-    return replace(table, rows=[*table.rows, row], figures={**table.figures, "report/run_tokens_per_second": rate})
+    return replace(table, rows=[*table.rows, row])
 
 
 def _ends(seen: Sequence[SessionFigures]) -> FigureTable:
     ends = sum((each.ends for each in seen), Counter[str]())
     rows = [[name, str(ends[name])] for name in sorted(ends)]
-    return FigureTable("Ends of turns", ("end", "turns"), rows, _keyed("report/turn_end", ends))
+    return FigureTable("Ends of turns", ("end", "turns"), rows)
 
 
 def _tokens(view: RunView, seen: Sequence[SessionFigures], missing: list[str]) -> FigureTable:
     rows: list[list[str]] = []
-    figures: dict[str, float] = {}
     with say_missing("its ledger", missing):
         ledger = total(each.ledger for each in seen) if view.ledger is None else msgspec.convert(view.ledger, Ledger)
         counts = {"trained": ledger.trained, "masked": ledger.masked}
-        figures |= _keyed("report/tokens", counts | {"unknown": ledger.unknown.tokens})
-        figures |= _keyed("report/dropped", ledger.dropped)
         counts |= {f"dropped: {reason}": count for reason, count in sorted(ledger.dropped.items())}
         counts |= {"possibly sampled, never received": ledger.unknown.tokens}
         rows = [[name, f"{count:,}"] for name, count in counts.items()] if ledger.generated else []
-    return FigureTable("Tokens", ("fate", "tokens"), rows, figures if rows else {})
+    return FigureTable("Tokens", ("fate", "tokens"), rows)
 
 
 def _lags(seen: Sequence[SessionFigures]) -> FigureTable:
     lags = sum((each.lags for each in seen), Counter[int]())
     rows = [[str(lag), f"{lags[lag]:,}", f"{lags[lag] / lags.total():.1%}"] for lag in sorted(lags)]
     columns = ("versions behind the newest of its session", "tokens", "share")
-    return FigureTable("Version lag", columns, rows, _keyed("report/version_lag", lags))
+    return FigureTable("Version lag", columns, rows)
 
 
 def _gaps(view: RunView) -> FigureTable:
     shares = view.audit.get("shares", ())
     rows = [[each["cause"], *(_number(each[name]) for name in ("nats", "low", "high"))] for each in shares]
     columns = ("cause of the gap between engine and trainer", "nats", "95 % from", "to")
-    figures = {each["cause"]: each["nats"] for each in shares}
-    return FigureTable("Audit", columns, rows, _keyed("report/audit", figures))
+    return FigureTable("Audit", columns, rows)
 
 
 def _sessions(view: RunView, figures: Mapping[int, SessionFigures]) -> FigureTable:
@@ -320,20 +300,14 @@ def _all(parts: Iterable[Sequence[float]]) -> list[float]:
     return [value for part in parts for value in part]
 
 
-def _spreads(title: str, first: str, found: Iterable[tuple[str, str, Sequence[float]]]) -> FigureTable:
+def _spreads(title: str, first: str, found: Mapping[str, Sequence[float]]) -> FigureTable:
     rows: list[list[str]] = []
-    figures: dict[str, float] = {}
-    for key, name, values in found:
+    for name, values in found.items():
         if values:
             numbers = np.asarray(values, float)
             spread = [float(numbers.mean()), *map(float, np.quantile(numbers, _QUANTILES))]
             rows.append([name, str(len(values)), *map(_number, spread)])
-            figures |= {f"{key}/{each}": value for each, value in zip(STATISTICS, [len(values), *spread], strict=True)}
-    return FigureTable(title, (first, *_SPREAD), rows, figures)
-
-
-def _keyed(prefix: str, counts: Mapping[Any, int]) -> dict[str, float]:
-    return {f"{prefix}/{key_of(name)}": count for name, count in counts.items()}
+    return FigureTable(title, (first, *_SPREAD), rows)
 
 
 def _number(value: object) -> str:

@@ -21,8 +21,8 @@ EXTRAS: Mapping[str, str] = {
     "ray": "rollouts on the nodes of a Ray cluster",
     "renderers": "model families whose chat templates rewrite history",
     "plots": "charts of `harness report --plots`",
-    "tensorboard": "`--format tensorboard` of `harness report`, `--report tensorboard` of `harness train`",
-    "wandb": "`--format wandb` of `harness report`, `--report wandb` of `harness train`",
+    "tensorboard": "`--report tensorboard` of `harness train`",
+    "wandb": "`--report wandb` of `harness train`",
     "trackio": "`--report trackio` of `harness train`",
 }
 """Purpose of each extra; `dev` and `docs` are for contributors."""

@@ -1,4 +1,4 @@
-"""`harness report`: figures of a run as a page, Markdown, CI results, metrics or spans."""
+"""`harness report`: figures of a run as a page, Markdown or CI results, or its spans."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,9 +7,6 @@ import typer
 
 from harness.cli import output
 from harness.errors import RunError
-
-Format = Literal["tensorboard", "wandb", "otel"]
-"""Members of `ExportFormat`, whose import would load NumPy."""
 
 _Where = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, or the file of a store.")]
 _Out = Annotated[
@@ -21,8 +18,7 @@ _Out = Annotated[
 ]
 _Plots = Annotated[bool, typer.Option("--plots", help="Add charts to the page; needs the extra `plots`.")]
 _Format = Annotated[
-    Format | None,
-    typer.Option("--format", help="Export to a metrics store, which needs the extra of that name, or as spans."),
+    Literal["otel"] | None, typer.Option("--format", help="Write OpenTelemetry spans instead, into a new folder.")
 ]
 
 
@@ -32,16 +28,15 @@ def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = N
     Exits with 0 after writing the report, whatever it contains.
 
     Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`, `harness
-    report runs/DIR --out events --format tensorboard`
+    report runs/DIR --out spans --format otel`
     """
     if kind is not None:
-        from harness.viewer.exports.export import ExportFormat, export_run
+        from harness.viewer.spans import export_spans
 
         if plots:
             raise RunError(f"expected --plots without --format; got --format {kind}")
-        exported = export_run(where, out, ExportFormat(kind))
-        unit = "spans" if kind == "otel" else "values"
-        output.print_text(f"{out}: {exported.written} {unit}, {len(exported.missing)} missing")
+        missing: list[str] = []
+        output.print_text(f"{out}: {export_spans(where, out, missing)} spans, {len(missing)} missing")
         return
     from harness.viewer.report_file import write_report
 

@@ -19,7 +19,7 @@ from harness.server.settings import ServerSettings
 from harness.server.store.connect import open_store
 from harness.server.telemetry.tracing.collector import HEADERS_VARIABLES
 from harness.server.telemetry.tracing.sender import STOP_S
-from harness.viewer.exports.spans import SPANS_FILE, write_spans
+from harness.viewer.spans import SPANS_FILE, write_spans
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.harness_command import harness, write_scenario
 from tests.otlp_collector import OtlpCollector, collecting, read_request, said

@@ -11,13 +11,14 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from harness.cli.look.report import report
+from harness.errors import RunError
 from harness.server.telemetry.tracing.spans import ATTRIBUTES
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
-from harness.viewer.exports.spans import SPANS_FILE, session_spans
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView
+from harness.viewer.spans import SPANS_FILE, session_spans
 from tests.otlp_collector import read_request, said
 from tests.recorded_runs import write_run
 
@@ -129,3 +130,19 @@ def test_a_session_that_is_damaged_is_said_and_the_others_are_there(
 def test_every_attribute_is_in_the_table_of_the_docs():
     table = DOCS.read_text("utf-8").partition("### Spans for OpenTelemetry")[2].partition("\n#")[0]
     assert dict(re.findall(r"^- `([^`]+)`: (.+)$", table, flags=re.MULTILINE)) == dict(ATTRIBUTES)
+
+
+async def test_nothing_is_overwritten_and_nothing_is_left_behind(tmp_path: Path):
+    """A folder with something in it, a file, a path that is no run."""
+    run = await write_run(tmp_path / "run", [("Two.", 0.5)])
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine").touch()
+    before = {*tmp_path.iterdir()}
+    for out in (tmp_path / "taken", run.config, tmp_path / "nowhere" / "spans"):
+        with pytest.raises(RunError, match="expected a"):
+            report(run.path, out=out, kind="otel")
+    with pytest.raises(RunError, match="expected a run directory"):
+        report(tmp_path / "nothing", out=tmp_path / "spans", kind="otel")
+    with pytest.raises(RunError, match="without --format"):
+        report(run.path, out=tmp_path / "spans", plots=True, kind="otel")
+    assert {*tmp_path.iterdir()} == before

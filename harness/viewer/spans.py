@@ -1,10 +1,13 @@
 """OpenTelemetry spans from a run's record: those of its session server, with the rollout's outcome and reward."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
+from harness.errors import RunError
 from harness.server.telemetry.tracing.spans import SERVICE, TracedRequest, TracedSession, TracedSpan, TracedTurn
 from harness.types import Json, end_of_turn
 from harness.viewer.damaged_run import say_missing
@@ -13,6 +16,30 @@ from harness.viewer.run_view import SessionLine
 from harness.viewer.session_view import SessionView, TurnView
 
 SPANS_FILE = "traces.jsonl"
+
+
+def export_spans(run: Path, out: Path, missing: list[str]) -> int:
+    """Write `SPANS_FILE` into `out`, a new or empty folder, whole or not at all. Return the number of spans.
+
+    Raises `RunError` or `StoreError`.
+    """
+    with _new_folder(out) as folder:
+        return write_spans(run, folder, missing)
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    if out.is_symlink() or (out.exists() and not (out.is_dir() and not any(out.iterdir()))):
+        raise RunError(f"expected a new or empty folder, found something else at {out}: name another one with --out")
+    try:
+        # Next to `out`, so that the rename is atomic.
+        with TemporaryDirectory(dir=out.parent, prefix=".export.") as scratch:
+            folder = Path(scratch) / "folder"
+            folder.mkdir()
+            yield folder
+            folder.rename(out)
+    except OSError as error:
+        raise RunError(f"expected a place for a folder, cannot write {out}: {error.strerror}") from error
 
 
 def write_spans(run: Path, folder: Path, missing: list[str]) -> int:

@@ -1,1 +1,0 @@
-"""Exports of a run for metric stores and OpenTelemetry. Start with `export.py`."""

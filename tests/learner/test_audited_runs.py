@@ -29,6 +29,8 @@ from tests.otlp_collector import read_request, said
 from tests.toy_model import write_toy_weights
 from tests.trained_scenario import write_real_scenario
 
+pytestmark = pytest.mark.xdist_group("audited")  # played once, on one worker
+
 OLD = Path(__file__).parents[1] / "unit" / "store" / "store_of_version_6.sql"
 
 

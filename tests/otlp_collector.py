@@ -37,10 +37,6 @@ class OtlpCollector:
         """By its id, what was said of each span last."""
         return {span.span_id: span for span in self.taken}
 
-    def of_trace(self, trace_id: bytes) -> dict[bytes, Span]:
-        """Those of one trace."""
-        return {key: span for key, span in self.spans.items() if span.trace_id == trace_id}
-
     async def hear(self, request: web.Request) -> web.StreamResponse:
         """Answer a request."""
         body = await request.read()

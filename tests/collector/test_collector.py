@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -112,6 +113,13 @@ async def collect(source: StagedSource, rules: StepRules, **how: Any) -> Collect
 
 
 RULES_2X2 = StepRules(StepBudget(4, 2), concurrency=4)
+SLOW = Part(rounds=(0, 60, 0))
+RESUMES = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)
+
+
+def slow_but_first(slow: Part = SLOW) -> Callable[[RolloutIndex], Part]:
+    """The first group of a step is soon over, and the others are played slowly."""
+    return lambda index: slow if index.group.number else Part(rounds=(0, 5, 0))
 
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), 1e39])
@@ -240,9 +248,9 @@ async def test_ranks_share_a_step():
 
 async def test_sessions_that_nobody_goes_on_from_are_given_back():
     """One whose successor is refused, and one of a group that the next step does not need; their tokens count once."""
-    slow = Part(rounds=(0, 60, 0), is_refused=True)
-    rules = StepRules(StepBudget(1), concurrency=3, over_sampling=2, partial=Partial.RESUME)
-    source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
+    slow = replace(SLOW, is_refused=True)
+    rules = replace(RESUMES, concurrency=3, over_sampling=2)
+    source = StagedSource(slow_but_first(slow))
     async with Collector(source, rules) as collector:
         first = await collector.begin(0).finished()
         assert len(first.carried) == len(source.sessions) == 2
@@ -262,10 +270,8 @@ async def test_sessions_that_nobody_goes_on_from_are_given_back():
 
 async def test_a_kept_session_of_an_agent_that_counts_as_failed_is_gone_on_from():
     """How the agent took the end of its turn says nothing about the policy, so it fills no place."""
-    slow = Part(rounds=(0, 60, 0), cut_as=OutcomeKind.TIMED_OUT)
-    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME, on_failure=OnFailure.COUNT)
-    source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
-    async with Collector(source, rules) as collector:
+    source = StagedSource(slow_but_first(replace(SLOW, cut_as=OutcomeKind.TIMED_OUT)))
+    async with Collector(source, replace(RESUMES, on_failure=OnFailure.COUNT)) as collector:
         first = await collector.begin(0).finished()
         assert [list(group.cut_short) for group in first.carried] == [[0]]
         await collector.begin(1, is_last=True).finished()
@@ -274,7 +280,7 @@ async def test_a_kept_session_of_an_agent_that_counts_as_failed_is_gone_on_from(
 
 async def test_a_collector_that_is_cancelled_while_it_is_left_gives_everything_back():
     """Its server may be shared, and nobody else would."""
-    slow, is_asked, may_go = Part(rounds=(0, 60, 0)), asyncio.Event(), asyncio.Event()
+    is_asked, may_go = asyncio.Event(), asyncio.Event()
 
     class Busy(StagedSource):
         async def give_back(self, session_id: str) -> None:
@@ -282,11 +288,10 @@ async def test_a_collector_that_is_cancelled_while_it_is_left_gives_everything_b
             await may_go.wait()
             await super().give_back(session_id)
 
-    source = Busy(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
-    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)
+    source = Busy(slow_but_first())
 
     async def play() -> None:
-        async with Collector(source, rules) as collector:
+        async with Collector(source, RESUMES) as collector:
             await collector.begin(0).finished()
 
     playing = asyncio.create_task(play())
@@ -301,10 +306,8 @@ async def test_a_collector_that_is_cancelled_while_it_is_left_gives_everything_b
 
 async def test_a_step_that_is_closed_as_it_begins_keeps_no_session_of_the_one_before():
     """Nothing of it has run by then, and the sessions that it was to continue from are given back all the same."""
-    slow = Part(rounds=(0, 60, 0))
-    source = StagedSource(lambda index: slow if index.group.number else Part(rounds=(0, 5, 0)))
-    rules = StepRules(StepBudget(1), concurrency=2, over_sampling=1, partial=Partial.RESUME)
-    async with Collector(source, rules) as collector:
+    source = StagedSource(slow_but_first())
+    async with Collector(source, RESUMES) as collector:
         await collector.begin(0).finished()
         assert source.sessions
         await collector.begin(1).close()

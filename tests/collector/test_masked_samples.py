@@ -6,26 +6,16 @@ import numpy as np
 import pytest
 
 from harness.errors import SegmentError, StepError
-from harness.samples.delivery import plan_delivery
 from harness.samples.encoders import require_sampled_prefix
-from harness.samples.merge import build_samples
 from harness.samples.packs import Pack
-from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.samples.segments import Segment
-from harness.sessions.record import RecordIds, session_record
 from harness.sessions.session import Session
-from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout
 from harness.training.collector.sampling_scale import OffScale, stamp_scale
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.types import Message, SamplingWishes
 from tests.builders import new_session, user
+from tests.collector.test_segment_maker import rollout_of
 from tests.unit.sessions.test_sampling_masks import masked_session, one_sample, say
-
-
-def rollout_of(session: Session) -> Rollout:
-    """The session as its manager hands it over."""
-    record, samples = session_record(session, RecordIds.NONE), build_samples(plan_delivery(session.turns), {})
-    return Rollout("s", Outcome(OutcomeKind.FINISHED, None), tuple(samples), record, None, 1.0)
 
 
 def talk(session: Session, *turns: Any) -> Session:
@@ -39,27 +29,26 @@ def talk(session: Session, *turns: Any) -> Session:
 
 def test_filtered_tokens_are_on_the_scale_of_their_masks() -> None:
     """Without recorded masks the filter is refused, and the temperature always is."""
-    masked = rollout_of(talk(masked_session(), True, True))
+    masked = rollout_of(talk(masked_session(), True, True)).rollout
     assert stamp_scale(masked, OffScale.REFUSE) == masked
 
-    bare = rollout_of(talk(new_session(sampling=SamplingWishes(top_p=0.9)), True))
+    bare = rollout_of(talk(new_session(sampling=SamplingWishes(top_p=0.9)), True)).rollout
     with pytest.raises(StepError, match=r"top_p is 0.9; .* record the `sampling_mask`"):
         stamp_scale(bare, OffScale.REFUSE)
 
     wishes = SamplingWishes(top_p=0.9, temperature=0.7)
-    hot = rollout_of(talk(new_session(record=("sampling_mask",), sampling=wishes), True))
+    hot = rollout_of(talk(new_session(record=("sampling_mask",), sampling=wishes), True)).rollout
     with pytest.raises(StepError, match=r"temperature is 0\.7"):
         stamp_scale(hot, OffScale.REFUSE)
 
 
 def test_tokens_without_their_mask_have_no_ratio() -> None:
     """They are counted as sampled, and trained by cross-entropy; the others keep their values."""
-    rollout = rollout_of(talk(masked_session(), True, False, True))
-    scored = ScoredRollout(RolloutIndex(GroupIndex(0, 0), 0), rollout, 1.0)
+    scored = rollout_of(talk(masked_session(), True, False, True))
 
     [made] = SegmentMaker(1000).make(scored, 0.5, version=0)
 
-    plain, missing = Segment.of_sample(rollout.samples[0]), rollout.session["turns"][1]
+    plain, missing = Segment.of_sample(scored.rollout.samples[0]), scored.rollout.session["turns"][1]
     is_missing = np.zeros(len(plain), dtype=bool)
     is_missing[missing["prompt_length"] : missing["prompt_length"] + missing["output_length"]] = True
     assert made.segment is not None

@@ -16,8 +16,8 @@ from harness.training import Segment
 from harness.training.learner.packed_forward import packed_logprobs
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
-from tests.learner.test_packed_gradients import HIGH, LOW, distance, gradient
-from tests.learner.tiny_models import in_packs, some_segments, tiny_model
+from tests.learner.test_packed_gradients import HIGH, LOW
+from tests.learner.tiny_models import distance, gradient, in_packs, some_segments, tiny_model
 
 FAMILIES: dict[str, dict[str, Any]] = {"LlamaConfig": {}, "MistralConfig": {"sliding_window": 16}, "Qwen3Config": {}}
 SHAPE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 32}

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 import transformers
 
+from harness.engines.base import TokenProvider
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import RunError
 from harness.server.store.sqlite import SQLiteStore
@@ -27,6 +28,8 @@ from tests.harness_command import harness
 from tests.otlp_collector import read_request, said
 from tests.toy_model import write_toy_weights
 from tests.trained_scenario import write_real_scenario
+
+pytestmark = pytest.mark.xdist_group("audited")  # played once, on one worker
 
 OLD = Path(__file__).parents[1] / "unit" / "store" / "store_of_version_6.sql"
 
@@ -93,14 +96,23 @@ def write_smaller(folder: Path) -> Path:
     return folder
 
 
+async def audit_again(
+    run: Path, engine: TokenProvider, *more: tuple[str, int, str | None], is_stopped: bool = False
+) -> tuple[RunAudit, list[str]]:
+    """An audit of each rollout of `run`, and of `more` by scenario, seed and session; what is said meanwhile."""
+    said: list[str] = []
+    rollouts = [("audited", each.seed, each.session_id) for each in read_rollouts(run / "run.db").values()]
+    async with asyncio.TaskGroup() as tasks:
+        audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: is_stopped, tasks)
+        for rollout in (*more, *rollouts):
+            audit.add(*rollout, engine)
+    return audit, said
+
+
 async def test_an_audit_of_a_stopped_run_ends(run: Path) -> None:
     """Before its next pass, and without a report."""
-    said: list[str] = []
     before = (run / "audit.json").read_bytes()
-    rollout = next(iter(read_rollouts(run / "run.db").values()))
-    async with asyncio.TaskGroup() as tasks:
-        audit = RunAudit(RunDirectory(run), {"audited": 1.0}, said.append, lambda: True, tasks)
-        audit.add("audited", rollout.seed, rollout.session_id, ScriptedEngine(toy_tokenizer()))
+    audit, said = await audit_again(run, ScriptedEngine(toy_tokenizer()), is_stopped=True)
     await audit.finish()
 
     assert said == ["audit: stopped before its end"]
@@ -113,38 +125,26 @@ class BrokenEngine(ScriptedEngine):
 
 
 async def test_an_engine_that_cannot_score_costs_its_probe_alone(run: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    shutil.copytree(run, tmp_path / "run")
-    rollouts = list(read_rollouts(run / "run.db").values())
-    async with asyncio.TaskGroup() as tasks:
-        audit = RunAudit(RunDirectory(tmp_path / "run"), {"audited": 1.0}, said.append, lambda: False, tasks)
-        for rollout in rollouts:
-            audit.add("audited", rollout.seed, rollout.session_id, BrokenEngine(toy_tokenizer()))
+    audit, said = await audit_again(shutil.copytree(run, tmp_path / "run"), BrokenEngine(toy_tokenizer()))
 
     assert said.count("audit: no answer") == 1
     assert audit.json is not None
-    assert audit.json["branches"] == len(rollouts)
+    assert audit.json["branches"] == len(read_rollouts(run / "run.db"))
     assert GapCause.BATCH in audit.json["not_probed"]
 
 
 async def test_a_rollout_with_a_gap_is_said_as_it_ends(run: Path, tmp_path: Path) -> None:
     """That of the old weights; one whose session is gone, too. The report grows with each."""
-    said: list[str] = []
-    shutil.copytree(run, tmp_path / "run")
-    rollouts = list(read_rollouts(run / "run.db").values())
-    engine = ScriptedEngine(toy_tokenizer())
-    async with asyncio.TaskGroup() as tasks:
-        audit = RunAudit(RunDirectory(tmp_path / "run"), {"audited": 1.0}, said.append, lambda: False, tasks)
-        audit.add("audited", rollouts[0].seed, "0" * 32, engine)
-        for rollout in rollouts:
-            audit.add("audited", rollout.seed, rollout.session_id, engine)
-        audit.add("another", rollouts[0].seed, rollouts[0].session_id, engine)
+    seed, session_id = next((each.seed, each.session_id) for each in read_rollouts(run / "run.db").values())
+    more = [("audited", seed, "0" * 32), ("another", seed, session_id)]
+    copy = shutil.copytree(run, tmp_path / "run")
+    audit, said = await audit_again(copy, ScriptedEngine(toy_tokenizer()), *more)
 
     assert len(said) > 1
     assert said[0].startswith("audit: ")
     assert all(words.startswith("audit of session ") and ": version: " in words for words in said[1:])
     assert audit.json is not None
-    assert audit.json["branches"] == len(rollouts)
+    assert audit.json["branches"] == len(read_rollouts(run / "run.db"))
 
 
 def test_the_command_finds_the_same(run: Path) -> None:

@@ -70,21 +70,22 @@ async def talk(base_url: str, prompt: str, **_: object) -> Json:
     return {}
 
 
-async def play(directory: Path, rollouts: int) -> list[Rollout]:
+async def play(directory: Path, workdir: Path, rollouts: int, session: Json) -> list[Rollout]:
     """Rollouts of the model in `directory`, all at once."""
     engine = HuggingFaceTokenProvider(directory)
     async with (
         serve(engine, open_chat_tokenizer(directory), MemoryStore()) as server,
         SessionManager(server.url, engines=[engine]) as manager,
     ):
-        tasks = [AgentTask(FunctionAgent("talk", talk), f"And {n}?", directory / str(n), "m") for n in range(rollouts)]
+        agent = FunctionAgent("talk", talk)
+        tasks = [AgentTask(agent, f"And {n}?", workdir / str(n), "m", session=session) for n in range(rollouts)]
         return await asyncio.gather(*map(manager.run, tasks))
 
 
 async def test_the_learner_finds_the_logprobs_that_the_engine_reported(tmp_path: Path) -> None:
     """To 1e-4, for every trained token of conversations of several turns: ratios are 1, and nothing is clipped."""
     directory = write_model(tmp_path / "model")
-    rollouts = await play(directory, rollouts=8)
+    rollouts = await play(directory, tmp_path, 8, {})
     samples = [(rollout, sample) for rollout in rollouts for sample in rollout.samples]
     assert max(int((sample.loss_mask[:-1] < sample.loss_mask[1:]).sum()) for _, sample in samples) >= 1, "one turn each"
     encoded = [WholeSampleEncoder().encode(rollout, sample).segment for rollout, sample in samples]

@@ -18,7 +18,15 @@ from harness.training.learner.losses import LOSSES
 from harness.training.learner.packed_forward import packed_logprobs
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
-from tests.learner.tiny_models import in_packs, plain_logprobs, some_segments, tiny_model, tiny_qwen3_vl
+from tests.learner.tiny_models import (
+    distance,
+    gradient,
+    in_packs,
+    plain_logprobs,
+    some_segments,
+    tiny_model,
+    tiny_qwen3_vl,
+)
 
 LOW, HIGH, CAP = 0.15, 0.3, 1.4
 
@@ -54,17 +62,8 @@ def gradient_one_by_one(model: Any, kind: LossKind, segments: Sequence[Segment])
     return total, gradient(model)
 
 
-def gradient(model: Any) -> torch.Tensor:
-    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()]
-    return torch.cat([each.flatten().clone() for each in grads])
-
-
 def new_learner(model: Any, kind: LossKind) -> TorchLearner:
     return TorchLearner(model, LossSettings(kind, LOW, HIGH, CAP), OptimizerSettings())
-
-
-def distance(mine: torch.Tensor, other: torch.Tensor) -> float:
-    return float((mine - other).norm() / other.norm())
 
 
 @pytest.mark.parametrize(

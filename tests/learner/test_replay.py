@@ -15,7 +15,7 @@ from harness.training.learner.packed_forward import packed_logprobs
 from harness.training.learner.replay import replaying
 from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
-from tests.learner.tiny_models import in_packs, plain_logprobs, tiny_model
+from tests.learner.tiny_models import distance, gradient, in_packs, plain_logprobs, tiny_model
 from tests.plain_experts import MIXTURES, experts_of, new_mixture
 
 LENGTHS = (9, 40, 3, 17, 25)
@@ -73,21 +73,12 @@ def plain_replay(model: Any, segment: Segment) -> torch.Tensor:
             del router.forward
 
 
-def gradient_of(model: Any) -> torch.Tensor:
-    return torch.cat([each.grad.flatten().clone() for each in model.parameters()])
-
-
 def plain_gradient(model: Any, segments: Sequence[Segment]) -> torch.Tensor:
     """Gradient of the sum of negative logprobs, segment by segment."""
     model.zero_grad()
     for segment in segments:
         (-plain_replay(model, segment).sum()).backward()
-    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()]
-    return torch.cat([each.flatten().clone() for each in grads])
-
-
-def distance(mine: torch.Tensor, other: torch.Tensor) -> float:
-    return float((mine - other).norm() / other.norm())
+    return gradient(model)
 
 
 def logprobs_by(learner: TorchLearner, pack: Pack) -> torch.Tensor:
@@ -123,7 +114,7 @@ def test_the_gradient_is_that_of_the_replayed_choice_and_reaches_the_gates(kind:
     for pack in in_packs(segments[::-1], 2):
         learner.accumulate(pack)
 
-    assert distance(gradient_of(model), expected) < 1e-5
+    assert distance(gradient(model), expected) < 1e-5
     gates = [each.grad for name, each in model.named_parameters() if name.endswith("gate.weight")]
     assert all(float(gate.abs().max()) > 0 for gate in gates)
 

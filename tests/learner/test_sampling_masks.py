@@ -11,16 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from harness import AgentTask, FunctionAgent, MemoryStore, Sample, SessionManager, open_chat_tokenizer, serve
-from harness.engines.huggingface import HuggingFaceTokenProvider
+from harness import Sample
 from harness.errors import SegmentError
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import RaggedRows, TurnRows
 from harness.training import LossKind, LossSettings, OptimizerSettings, Pack, Segment, TorchLearner
 from harness.training.learner.packed_forward import packed_logprobs
 from harness.types import Json
-from tests.learner.test_on_policy import talk
-from tests.learner.tiny_models import VOCABULARY, some_segments, tiny_model
+from tests.learner.test_on_policy import play
+from tests.learner.tiny_models import VOCABULARY, gradient, some_segments, tiny_model
 from tests.toy_model import SPECIALS, write_toy_model
 
 
@@ -48,10 +47,6 @@ def plain_over_masks(model: Any, segment: Segment) -> torch.Tensor:
     return torch.stack(found)
 
 
-def gradient_of(model: Any) -> torch.Tensor:
-    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
-
-
 def test_logprobs_and_gradients_of_a_pack_are_over_the_masks_of_its_segments() -> None:
     """Tokens without a mask have the whole vocabulary beside them, segments without masks too."""
     model = tiny_model()
@@ -68,7 +63,7 @@ def test_logprobs_and_gradients_of_a_pack_are_over_the_masks_of_its_segments() -
     alone.square().sum().backward()
 
     torch.testing.assert_close(packed, alone, rtol=0, atol=1e-9)
-    torch.testing.assert_close(gradient_of(model), gradient_of(plain), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(gradient(model), gradient(plain), rtol=1e-6, atol=1e-9)
 
 
 def test_packs_hold_the_masks_of_their_segments() -> None:
@@ -99,19 +94,6 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
-async def play(directory: Path, workdir: Path, sampling: Json) -> list[Sample]:
-    """Samples of some conversations with the model, with masks."""
-    engine = HuggingFaceTokenProvider(directory)
-    async with (
-        serve(engine, open_chat_tokenizer(directory), MemoryStore()) as server,
-        SessionManager(server.url, engines=[engine]) as manager,
-    ):
-        session = {"record": ["sampling_mask"], "sampling": sampling}
-        agent = FunctionAgent("talk", talk)
-        tasks = [AgentTask(agent, f"And {n}?", workdir / str(n), "m", session=session) for n in range(3)]
-        return [sample for each in await asyncio.gather(*map(manager.run, tasks)) for sample in each.samples]
-
-
 FILTERS: list[Json] = [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.05}, {"top_p": 0.8, "top_k": 20, "min_p": 0.01}]
 
 
@@ -120,7 +102,9 @@ def test_the_learner_finds_the_logprobs_over_the_masks_of_the_local_engine(tmp_p
     directory = write_model(tmp_path / "model")
     learner = TorchLearner.open(directory, LossSettings(LossKind.GRPO), OptimizerSettings())
     for number, sampling in enumerate(FILTERS):
-        samples = asyncio.run(play(directory, tmp_path / str(number), {**sampling, "seed": number}))
+        session = {"record": ["sampling_mask"], "sampling": {**sampling, "seed": number}}
+        rollouts = asyncio.run(play(directory, tmp_path / str(number), 3, session))
+        samples = [sample for each in rollouts for sample in each.samples]
         segments = [Segment.of_sample(each).with_advantage(1.0) for each in samples]
         pack = Pack.of(segments, range(len(segments)))
         with torch.no_grad():

@@ -110,45 +110,35 @@ def test_a_step_without_a_trained_token_moves_nothing() -> None:
     assert torch.equal(weights(model), before)
 
 
-@pytest.mark.parametrize("normalizer", [0.0, -3.0, math.nan, math.inf])
-def test_a_normalizer_that_is_no_positive_number_trains_nothing(normalizer: float) -> None:
-    """The step is over, and the next one has nothing of it."""
-    model, learner, packs = new_learner()
-    expected = as_before(*new_learner()[1::-1], packs)
-    learner.accumulate(packs[2])
-    with pytest.raises(LearnerError, match="normalizer"):
-        learner.finish_step(normalizer)
-    assert learner.step == 0
-    assert as_before(learner, model, packs)[0] == expected[0]
-
-
-def test_a_gradient_that_is_not_finite_trains_nothing() -> None:
-    """One token whose probability has grown by e^100000 is enough to spoil one."""
-    model, learner, packs = new_learner()
-    expected = as_before(*new_learner()[1::-1], packs)
-    segment = packs[0].segments()[0]
-    absurd = np.where(segment.behavior_versions >= 0, -1e5, 0.0)
+def absurd(pack: Pack) -> Pack:
+    """A pack of one segment, whose probability has grown by e^100000."""
+    segment = pack.segments()[0]
+    behavior = np.where(segment.behavior_versions >= 0, -1e5, 0.0)
     spoiled = replace(
         segment,
         advantages=-abs(segment.advantages) - 1,
-        behavior_logprobs=absurd,
-        proximal_logprobs=absurd,
+        behavior_logprobs=behavior,
+        proximal_logprobs=behavior,
         proximal_versions=segment.behavior_versions,
     )
-    learner.accumulate(Pack.of([spoiled], [0]))
-    with pytest.raises(LearnerError, match="not finite"):
-        learner.finish_step(1)
-    figures, after = as_before(learner, model, packs)
-    assert figures == expected[0]
-    assert torch.equal(after, expected[1])
+    return Pack.of([spoiled], [0])
 
 
-def test_a_step_that_is_discarded_leaves_nothing() -> None:
-    """A step of a collector that failed is not trained by half."""
+@pytest.mark.parametrize(
+    ("normalizer", "words"),
+    [*((each, "normalizer") for each in (0.0, -3.0, math.nan, math.inf)), (1.0, "not finite"), (None, "")],
+)
+def test_a_step_that_is_given_up_trains_nothing(normalizer: float | None, words: str) -> None:
+    """For its normalizer or its gradient, or by a collector that failed; the next step has nothing of it."""
     model, learner, packs = new_learner()
     expected = as_before(*new_learner()[1::-1], packs)
-    learner.accumulate(packs[2])
-    learner.discard_step()
+    learner.accumulate(absurd(packs[0]) if words == "not finite" else packs[2])
+    if normalizer is None:
+        learner.discard_step()
+    else:
+        with pytest.raises(LearnerError, match=words):
+            learner.finish_step(normalizer)
+    assert learner.step == 0
     figures, after = as_before(learner, model, packs)
     assert figures == expected[0]
     assert torch.equal(after, expected[1])

@@ -43,6 +43,17 @@ def plain_logprobs(model: Any, ids: np.ndarray) -> torch.Tensor:
     return model(tokens[None]).logits[0, :-1].log_softmax(-1)[torch.arange(len(ids) - 1), tokens[1:]]
 
 
+def gradient(model: Any) -> torch.Tensor:
+    """Of all weights, flat; 0 where there is none."""
+    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in model.parameters()]
+    return torch.cat([each.flatten().clone() for each in grads])
+
+
+def distance(mine: torch.Tensor, other: torch.Tensor) -> float:
+    """Relative to the size of the other one."""
+    return float((mine - other).norm() / other.norm())
+
+
 def some_segments(model: Any, lengths: Sequence[int] = (9, 4, 17, 2, 11, 6, 23, 3, 8, 5, 13, 7)) -> list[Segment]:
     """Prompts, trained and masked tokens, tool results between them, tokens that an encoder appended.
 

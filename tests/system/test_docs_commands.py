@@ -2,7 +2,6 @@
 
 import ast
 import asyncio
-import os
 import re
 import shutil
 import signal
@@ -19,6 +18,7 @@ from harness import ServerSettings
 from tests.checkout import ROOT
 from tests.harness_command import harness as run_harness
 from tests.harness_command import write_scenario
+from tests.run_to_end import run_to_end
 from tests.session_servers.scripted import scripted_server
 from tests.shown_blocks import (
     PAGES,
@@ -106,22 +106,9 @@ async def test_a_block_of_python_runs(page: str, block: str, tmp_path: Path) -> 
         scenario = write_scenario(tmp_path / "small")
         assert (await asyncio.to_thread(run_harness, "run", scenario, "--out", tmp_path / "demo")).code == 0
     async with scripted_server(settings=ServerSettings(admin_token=ADMIN_TOKEN)) as server:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "block.py",
-            cwd=tmp_path,
-            env=commands_on_path() | {"SESSION_SERVER": server.url, "HARNESS_ADMIN_TOKEN": ADMIN_TOKEN},
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            output, _ = await asyncio.wait_for(process.communicate(), BLOCK_S)
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
-    assert process.returncode == 0, f"{page}:\n{block}\n{output.decode()}"
+        env = commands_on_path() | {"SESSION_SERVER": server.url, "HARNESS_ADMIN_TOKEN": ADMIN_TOKEN}
+        code, output, errors = await run_to_end(sys.executable, "block.py", within_s=BLOCK_S, cwd=tmp_path, env=env)
+    assert code == 0, f"{page}:\n{block}\n{output}{errors}"
 
 
 @pytest.mark.parametrize(("page", "block"), _blocks("python"))

@@ -3,7 +3,6 @@
 Those of trainers run in tests/unit/adapters/test_embedding_page.py, beside the stand-ins.
 """
 
-import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +18,7 @@ from tests.conformance.agents.parts import tool_call
 from tests.fake_engines.fake_server import serving
 from tests.fake_engines.fake_vllm import FakeVLLM
 from tests.harness_command import harness
+from tests.run_to_end import run_to_end
 from tests.sandbox_programs import require_program
 from tests.toy_model import write_toy_weights
 
@@ -46,22 +46,10 @@ async def vllm(*says: ScriptStep) -> AsyncIterator[str]:
 
 async def run(example: str, *arguments: str | Path, folder: Path) -> list[str]:
     """The lines that a script of the examples prints."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, EXAMPLES / example, *arguments),
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        printed, errors = await asyncio.wait_for(process.communicate(), HANGS_S)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, errors.decode()
-    return printed.decode().splitlines()
+    command, env = (sys.executable, EXAMPLES / example, *arguments), os.environ | {"PYTHONPATH": str(ROOT)}
+    code, printed, errors = await run_to_end(*command, within_s=HANGS_S, cwd=folder, env=env)
+    assert code == 0, errors
+    return printed.splitlines()
 
 
 @pytest.mark.parametrize("name", SMALL)

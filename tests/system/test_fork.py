@@ -18,6 +18,8 @@ from harness.suite.record.rundir import RunDirectory
 from harness.viewer.fork import STORE
 from tests.harness_command import AGENT, harness, write_scenario
 
+pytestmark = pytest.mark.xdist_group("fork")  # played once, on one worker
+
 DRIFTS = AGENT.replace('"Go on."', '"Go on." + os.urandom(8).hex()')
 CHECK = "def score(session, result, metadata):\n    return float(len(session['turns']))\n"
 

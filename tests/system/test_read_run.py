@@ -16,6 +16,8 @@ from harness.suite.record.rundir import RunDirectory
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
 from tests.unit.test_notebook import Seen, is_plain
 
+pytestmark = pytest.mark.xdist_group("read-run")  # played once, on one worker
+
 
 @pytest.fixture(name="complete", scope="module")
 def _complete(tmp_path_factory: pytest.TempPathFactory) -> Path:

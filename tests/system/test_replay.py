@@ -16,6 +16,8 @@ from harness.viewer.replay import AGENT, STORE, Replay, replay
 from tests.harness_command import AGENT as PROGRAM
 from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
 
+pytestmark = pytest.mark.xdist_group("replay")  # played once, on one worker
+
 
 @pytest.fixture(name="small", scope="module")
 def _small(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -1,6 +1,5 @@
 """The stream helpers of real client libraries put together exactly what was recorded."""
 
-import asyncio
 import json
 import os
 from typing import Any
@@ -16,6 +15,7 @@ from harness.server.store.memory import MemoryStore
 from harness.types import FinishReason, Json
 from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call, variables_of
 from tests.dialects.speakers import SPEAKERS
+from tests.run_to_end import run_to_end
 from tests.session_servers.served import bearer
 from tests.unit.server.test_reasoning import reasoning_tokenizer
 
@@ -41,24 +41,10 @@ async def rebuild(program: str, loop: str, streaming: str) -> tuple[list[Json], 
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=tuple(steps)))
     async with serve(engine, chat_tokenizer, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
         session = (await http.post("/sessions", json={"streaming": streaming})).json()
-        process = await asyncio.create_subprocess_exec(
-            *agent.command,
-            stdout=asyncio.subprocess.PIPE,
-            env={
-                **{name: os.environ[name] for name in ("PATH", "HOME")},
-                **variables_of(session["base_url"], session["api_key"]),
-                "LOOP": loop,
-                "QUESTIONS": str(len(STEPS)),
-            },
-        )
-        try:
-            async with asyncio.timeout(2 * PATIENCE_S):
-                output, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.communicate()
-        assert process.returncode == 0
+        env = {name: os.environ[name] for name in ("PATH", "HOME")} | {"LOOP": loop, "QUESTIONS": str(len(STEPS))}
+        env |= variables_of(session["base_url"], session["api_key"])
+        code, output, errors = await run_to_end(*agent.command, within_s=2 * PATIENCE_S, env=env)
+        assert code == 0, errors
         turns = (await http.get(f"/sessions/{session['session_id']}")).json()["turns"]
         paths = [f"/v1/responses/resp_{turn['notes']['response_id']}" for turn in turns]
         stored = [(await http.get(path, headers=bearer(session["api_key"]))).json() for path in paths]

@@ -6,12 +6,11 @@ python -m tests.conformance.libraries.scene CAST.json FINDINGS.json
 import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise, product
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +32,7 @@ from tests.conformance.clients.players import variables_of
 from tests.conformance.clients.witness import Witness
 from tests.conformance.families.family import load
 from tests.conformance.libraries.casts import LIBRARIES, QWEN2_5, QWEN3, Library, script
+from tests.run_to_end import run_to_end
 
 PATIENCE_S = 240
 """For a program with all its conversations: some import for ten seconds, and several start at once on few cores."""
@@ -213,25 +213,13 @@ async def run_program(program: Program, conversations: list[dict[str, object]]) 
             "CONVERSATIONS": json.dumps(conversations),
             **program.env,
         }
-        process = await asyncio.create_subprocess_exec(
-            *(expand(word, variables) for word in program.command),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=home,
-            env=variables,
-            start_new_session=True,
-        )
+        command = [expand(word, variables) for word in program.command]
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                output, errors = await process.communicate()
+            _, output, errors = await run_to_end(*command, within_s=PATIENCE_S, cwd=home, env=variables)
         except TimeoutError:
-            output, errors = b"", f"not ended within {PATIENCE_S} s".encode()
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    told = [json.loads(line) for line in output.decode().splitlines() if line.startswith('["')]
-    return told + [[errors.decode()[-2_000:]]] * (len(conversations) - len(told))
+            output, errors = "", f"not ended within {PATIENCE_S} s"
+    told = [json.loads(line) for line in output.splitlines() if line.startswith('["')]
+    return told + [[errors[-2_000:]]] * (len(conversations) - len(told))
 
 
 def main() -> None:

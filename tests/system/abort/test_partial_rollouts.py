@@ -127,16 +127,6 @@ async def test_a_rollout_that_is_cut_short_again_keeps_its_first_number(tmp_path
     assert [sample.metadata["start_rollout_id"] for sample in second.partial_samples] == [3]
 
 
-async def test_a_kept_session_that_nobody_wants_is_given_back(tmp_path: Path):
-    async with stage(tmp_path, *STOPS_IN_THE_SECOND) as staged:
-        staged.start(three_turns)
-        await in_the_second_turn(staged)
-        report = await staged.abort(keep=Keep.SESSIONS)
-        await staged.manager.delete(str(report.rollouts[0].session_id))
-
-        assert staged.sessions() == 0
-
-
 async def test_a_session_that_is_gone_cannot_be_resumed(tmp_path: Path):
     """The rollout says so and no agent is started."""
     async with stage(tmp_path) as staged:

@@ -14,7 +14,7 @@ import pytest
 
 from harness.server.store.sqlite import list_sessions, read_session
 from harness.suite.record.rollout_table import read_rollouts
-from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
+from tests.harness_command import harness, make_quick, start_harness, wait, wait_for, write_scenario
 from tests.session_servers.store_file import read_file
 from tests.small_disk import small_disk
 
@@ -35,12 +35,6 @@ def _start_until_slow(scenario: Path, run: Path) -> subprocess.Popen[str]:
     for number in (2, 3):
         wait_for(run / "sessions" / str(number) / "agent.log", "Two and more.")
     return process
-
-
-def _make_quick(scenario: Path, run: Path) -> None:
-    """Let the slow sessions end soon when they run again, without changing the configuration of the run."""
-    for path in (scenario / "scenario.toml", run / "config.toml"):
-        path.write_text(path.read_text().replace("turns = 400", "turns = 3"))
 
 
 def _resume(run: Path) -> dict[str, object]:
@@ -95,7 +89,7 @@ def test_a_killed_run_is_taken_up(scenario: Path, tmp_path: Path):
     assert sorted(before) == [0, 1]
     assert not (run / "result.json").exists()
     (run / "sessions" / "2" / "half-done").touch()
-    _make_quick(scenario, run)
+    make_quick(scenario, run)
     _resume(run)
     _assert_resumed_well(run, before)
     assert not (run / "sessions" / "2" / "half-done").exists()
@@ -115,7 +109,7 @@ def test_one_interrupt_drains(scenario: Path, tmp_path: Path, number: signal.Sig
     assert "INTERRUPTED" in ended.stdout
     assert {record.outcome for record in read_rollouts(run / "run.db").values()} == {"finished", "drained"}
     assert not (run / "result.json").exists()
-    _make_quick(scenario, run)
+    make_quick(scenario, run)
     _resume(run)
     _assert_resumed_well(run, before)
 
@@ -184,7 +178,7 @@ def test_the_newest_unfinished_run_is_found_by_its_suite(scenario: Path, tmp_pat
     process.kill()
     wait(process)
     (run,) = (tmp_path / "runs").iterdir()
-    _make_quick(scenario, run)
+    make_quick(scenario, run)
     ended = harness("run", scenario, "--resume", cwd=tmp_path)
 
     assert ended.code == 0, ended.stderr

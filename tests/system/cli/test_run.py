@@ -24,8 +24,8 @@ def test_a_run_leaves_a_whole_directory(tmp_path: Path):
     assert "assistant> One." in (tmp_path / "run" / "sessions" / "0" / "agent.log").read_text()
 
 
-def test_json_is_the_result_file(tmp_path: Path):
-    """One document on standard output; everything else on standard error."""
+def test_json_is_the_result_file_and_samples_are_what_a_trainer_needs(tmp_path: Path):
+    """One document on standard output; reward, index and group of each sample; every trained token in the ledger."""
     ended = harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run", "--json")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
 
@@ -38,21 +38,10 @@ def test_json_is_the_result_file(tmp_path: Path):
     assert (result["status"], result["exit_code"], result["ledger"]["difference"]) == ("passed", 0, 0)
     assert (scenario["sessions"], scenario["turns"], scenario["outcomes"]) == (4, 10, {"finished": 4})
     assert [rollout["score"]["told"] for rollout in scenario["rollouts"]] == [2, 2, 3, 3]
-
-
-def test_samples_carry_reward_index_and_group(tmp_path: Path):
-    """What a trainer groups and weighs them by; every trained token is in the ledger."""
-    harness("run", write_scenario(tmp_path / "s"), "--out", tmp_path / "run")
     samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
-    ledger = json.loads((tmp_path / "run" / "result.json").read_text())["ledger"]
-
-    assert [(s["index"], s["group_index"], s["reward"]) for s in samples] == [
-        (0, 0, 0.2),
-        (1, 0, 0.2),
-        (2, 1, 0.3),
-        (3, 1, 0.3),
-    ]
-    assert sum(sum(s["loss_mask"]) for s in samples) == ledger["trained"] == ledger["generated"]
+    places = [(sample["index"], sample["group_index"], sample["reward"]) for sample in samples]
+    assert places == [(0, 0, 0.2), (1, 0, 0.2), (2, 1, 0.3), (3, 1, 0.3)]
+    assert sum(sum(sample["loss_mask"]) for sample in samples) == result["ledger"]["trained"] == generated
 
 
 def _requests(run: Path) -> list[tuple[Any, ...]]:
@@ -91,24 +80,29 @@ def test_a_suite_is_one_run(tmp_path: Path):
     assert len(list((tmp_path / "run" / "sessions").iterdir())) == 8
 
 
-@pytest.mark.parametrize(
-    ("checks", "expected", "seen"),
-    [
-        ({"min_reward_mean": 0.9}, "at least 0.9", "0.250"),
-        ({"min_finished": 5}, "at least 5", "4"),
-        ({"min_turns": 3}, "at least 3", "2"),
-        ({"min_tool_calls": 1}, "at least 1", "0"),
-        ({"min_truncated_turns": 1}, "at least 1", "0"),
-        ({"expect_dropped_trailing_turns": True}, "some", "0"),
-    ],
-)
-def test_a_check_that_does_not_hold_fails_the_run(tmp_path: Path, checks: dict[str, Any], expected: str, seen: str):
-    """Exit code 1; the run is complete and says what was expected and what came."""
-    ended = harness("run", write_scenario(tmp_path / "s", checks=checks), "--out", tmp_path / "run", "--json")
-    failed = [check for check in ended.document["scenarios"][0]["checks"] if not check["holds"]]
+CHECKS = {
+    "min_reward_mean": (0.9, "at least 0.9", "0.250"),
+    "min_finished": (5, "at least 5", "4"),
+    "min_turns": (3, "at least 3", "2"),
+    "min_tool_calls": (1, "at least 1", "0"),
+    "min_truncated_turns": (1, "at least 1", "0"),
+    "expect_dropped_trailing_turns": (True, "some", "0"),
+}
+"""What none of them holds for: the figure that is asked for, and the words of what was expected and seen."""
+
+
+def test_a_suite_with_a_check_that_does_not_hold_fails(tmp_path: Path):
+    """Exit code 1; each scenario is complete and says what was expected and what came."""
+    for name, (figure, _, _) in CHECKS.items():
+        write_scenario(tmp_path / "suite" / name, checks={name: figure})
+    ended = harness("run", tmp_path / "suite", "--out", tmp_path / "run", "--json")
+    scenarios = ended.document["scenarios"]
 
     assert ended.code == 1
-    assert failed == [{"check": next(iter(checks)), "expected": expected, "seen": seen, "holds": False}]
+    assert {each["name"]: [check for check in each["checks"] if not check["holds"]] for each in scenarios} == {
+        name: [{"check": name, "expected": expected, "seen": seen, "holds": False}]
+        for name, (_, expected, seen) in CHECKS.items()
+    }
 
 
 def test_an_engine_that_is_not_there_is_infrastructure(tmp_path: Path):

@@ -30,7 +30,17 @@ from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun
 from harness.types import Json
 from tests.builders import toy_tokenizer, user
-from tests.harness_command import AGENT, SCRIPT, announced, harness, start_harness, wait, wait_for, write_scenario
+from tests.harness_command import (
+    AGENT,
+    SCRIPT,
+    announced,
+    harness,
+    make_quick,
+    start_harness,
+    wait,
+    wait_for,
+    write_scenario,
+)
 from tests.played_suites import Silence, play
 from tests.session_servers.served import Client, Served, serving_with
 
@@ -115,12 +125,6 @@ async def until_they_talk(directory: Path, *numbers: int) -> None:
         await asyncio.to_thread(wait_for, log, "Two and more.", START_S)
 
 
-def make_quick(scenario: Path, directory: Path) -> None:
-    """Let the endless sessions end soon when they run again, without changing the configuration of the run."""
-    for path in (scenario / "scenario.toml", directory / "config.toml"):
-        path.write_text(path.read_text().replace("turns = 4000", "turns = 3"))
-
-
 def exported(directory: Path) -> list[dict[str, Any]]:
     """The samples of a run, without what names its sessions."""
     samples = [json.loads(line) for line in (directory / "samples.jsonl").read_text().splitlines()]
@@ -191,8 +195,10 @@ async def test_the_digests_of_a_server_are_those_that_a_run_of_its_own_finds(tmp
 
 
 async def test_a_server_that_cannot_be_used_is_one_error(tmp_path: Path):
-    """Before an agent starts: nobody there, no token, and a server of something else."""
+    """Before an agent starts: nobody there, no token, a server of something else, or without the wanted guard."""
     scenario = str(write_scenario(tmp_path / "s"))
+    engine = {"name": "scripted", "repeat_guard": {"max_consecutive_token_repeats": 7}}
+    guarded = str(write_scenario(tmp_path / "guarded", engine=engine))
 
     async def refuse_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -209,10 +215,12 @@ async def test_a_server_that_cannot_be_used_is_one_error(tmp_path: Path):
             await run(begin_run(scenario, on(client), tmp_path / "a"), token=None)
         with pytest.raises(ScenarioError, match="expected `harness serve` or `harness router` of this version"):
             await run(begin_run(scenario, Overrides(server=other_url), tmp_path / "b"))
+        with pytest.raises(ScenarioError, match=r"wants the repeat guard .* engine runs none"):
+            await run(begin_run(guarded, on(client), tmp_path / "d"))
     with pytest.raises(SessionServerError, match=rf"--server {client.url} cannot be used"):
         await run(begin_run(scenario, on(client), tmp_path / "c"), deadlines=HASTY)
 
-    assert not list(tmp_path.glob("[abc]/sessions/*"))
+    assert not list(tmp_path.glob("[abcd]/sessions/*"))
 
 
 @pytest.mark.parametrize(
@@ -229,15 +237,6 @@ def test_what_would_touch_others_is_refused_before_there_is_a_run(tmp_path: Path
     with pytest.raises(ScenarioError, match=rf"s: {named} changes or breaks the whole server"):
         begin_run(str(scenario), Overrides(server="http://127.0.0.1:1"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-async def test_a_guard_that_the_server_does_not_run_is_refused(tmp_path: Path):
-    """A scenario that demands the repeat guard runs with it or not at all."""
-    engine = {"name": "scripted", "repeat_guard": {"max_consecutive_token_repeats": 7}}
-    scenario = write_scenario(tmp_path / "s", engine=engine)
-    async with server() as client:
-        with pytest.raises(ScenarioError, match=r"wants the repeat guard .* engine runs none"):
-            await run(begin_run(str(scenario), on(client), tmp_path / "run"))
 
 
 async def test_what_the_engine_did_not_hand_over_is_in_the_report(tmp_path: Path):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -99,13 +100,8 @@ def test_a_server_asks_for_a_token_unless_it_is_told_not_to(
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, number: signal.Signals):
     """Code 0, no traceback; both clients are told to ask again, and the next server continues with both turns."""
-    script = tmp_path / "script.toml"
-    script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
-    toy, store = write_toy_model(tmp_path / "toy"), tmp_path / "sessions.db"
-    command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0", "--store", store)
-    process = start_harness(*command, "--stop-grace", "0", "--no-auth")
-    assert process.stderr is not None
-    url = next(_url(line) for line in process.stderr if "server_started" in line)
+    store = tmp_path / "sessions.db"
+    process, url = _start_slow(tmp_path, "--stop-grace", "0", "--store", store)
     with ThreadPoolExecutor() as clients, httpx.Client(base_url=url) as http:
         asked = [clients.submit(_ask, http, stream=stream) for stream in (False, True)]
         while http.get("/health").json()["engine"]["running"] < 2:
@@ -124,13 +120,7 @@ def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, numb
 
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path):
     """Whatever grace the first one gave."""
-    script = tmp_path / "script.toml"
-    script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
-    toy = write_toy_model(tmp_path / "toy")
-    command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0")
-    process = start_harness(*command, "--stop-grace", "600", "--no-auth")
-    assert process.stderr is not None
-    url = next(_url(line) for line in process.stderr if "server_started" in line)
+    process, url = _start_slow(tmp_path, "--stop-grace", "600")
     with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=60) as http:
         asked = clients.submit(_ask, http, stream=False)
         while not http.get("/health").json()["engine"]["running"]:
@@ -144,6 +134,17 @@ def test_a_second_signal_ends_the_server_at_once(tmp_path: Path):
             asked.result()
 
     assert (ended.code, "Traceback" in ended.stderr) == (0, False)
+
+
+def _start_slow(folder: Path, *options: str | Path) -> tuple[subprocess.Popen[str], str]:
+    """A server whose answers take longer than any test, and its address."""
+    script = folder / "script.toml"
+    script.write_text('[[steps]]\ntext = "a long and slow answer"\ntoken_delay_s = 600\n')
+    toy = write_toy_model(folder / "toy")
+    command = ("serve", "--engine", "scripted", "--script", script, "--tokenizer", toy, "--port", "0", "--no-auth")
+    process = start_harness(*command, *options)
+    assert process.stderr is not None
+    return process, next(_url(line) for line in process.stderr if "server_started" in line)
 
 
 def _ask(http: httpx.Client, *, stream: bool) -> tuple[int, str]:

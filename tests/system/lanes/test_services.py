@@ -15,7 +15,7 @@ from harness.lab.lanes import LaneEngine, LaneSpec, open_lane
 from harness.suite.record.config import Overrides
 from harness.suite.record.rollout_table import read_rollouts
 from harness.suite.run.open_run import begin_run
-from tests.harness_command import harness, start_harness, wait, wait_for, write_scenario
+from tests.harness_command import harness, make_quick, start_harness, wait, wait_for, write_scenario
 from tests.played_suites import play
 from tests.session_servers.store_file import read_file
 from tests.toy_model import write_toy_weights
@@ -70,8 +70,7 @@ def test_a_run_has_its_lanes_and_router_and_leaves_none_of_them(tmp_path: Path, 
         os.kill(process.pid, signal.SIGKILL)
         wait(process)
     _, alive = psutil.wait_procs(started, timeout=60)
-    for path in (scenario / "scenario.toml", run / "config.toml"):
-        path.write_text(path.read_text().replace("turns = 4000", "turns = 3"))
+    make_quick(scenario, run)
     ended = harness("run", run, "--resume", "--json", timeout_s=START_S)
 
     assert alive == []

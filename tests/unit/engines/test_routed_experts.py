@@ -114,11 +114,20 @@ async def test_a_dense_model_is_not_tested(kind: str, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda rows: rows[:-1], "expected"),
+        (lambda rows: np.concatenate([rows[:1], rows]), "expected"),
+        (lambda rows: rows[-1:], "expected"),
         (lambda rows: np.tile(rows, (1, 2, 1)), "expected"),
         (lambda rows: rows.reshape(-1)[:-1], "expected"),
         (lambda rows: rows + np.uint8(8), r"expert ids .* expected 0\.\.7"),
     ],
-    ids=["a token too few", "more layers", "half a token", "ids beyond the experts"],
+    ids=[
+        "a token too few",
+        "a token too many",
+        "none of the prompt",
+        "more layers",
+        "half a token",
+        "ids beyond the experts",
+    ],
 )
 async def test_wrong_rows_are_refused(kind: str, change: Any, message: str, tmp_path: Path) -> None:
     """With what came and what was expected."""

@@ -156,46 +156,6 @@ async def test_sessions_choose_their_teachers() -> None:
     assert "teachers: expected some of big, small; got tall" in refused.text
 
 
-async def test_scores_survive_eviction_restart_and_takeover(tmp_path: Path) -> None:
-    """The store has them: no turn is asked for again."""
-    clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
-    paging = with_teachers(TeacherSpec("big", lambda: teacher), idle_page_out_s=60.0)
-    async with session_on(*says("one", "two"), store=store, settings=paging, clock=clock) as (client, session):
-        history = await take_turns(client, session, 2)
-        await collect(client, session)
-        held = client.server.sessions.in_memory(session.session_id)
-        assert held is not None
-        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
-        clock.now += 60.0
-        assert await client.server.sessions.page_out_idle() == 1
-        [evicted] = await collect(client, session)
-        must_be_taught(evicted)
-    assert len(teacher.asked) == 2
-
-    async with serving(*says("three"), store=store, settings=one(teacher)) as client:
-        await client.http.post(f"/sessions/{session.session_id}/drain")
-        heir = await client.create(resumes=session.session_id)
-        await take_turns(client, heir, 1, history)
-        [sample] = await collect(client, heir)
-    must_be_taught(sample)
-    assert len(teacher.asked) == 3
-
-
-async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> None:
-    """A resumed rollout's teacher scores only what is new."""
-    teacher = Teacher()
-    async with session_on(*says("one", "two"), store=tmp_path / "s.db", settings=one(teacher)) as (client, session):
-        history = await take_turns(client, session, 1)
-        await collect(client, session)
-        await client.http.post(f"/sessions/{session.session_id}/end")
-        heir = await client.create(inherits={"session_id": session.session_id})
-        assert await take_turns(client, heir, 1) == history
-        await take_turns(client, heir, 1, history)
-        [sample] = await collect(client, heir)
-    must_be_taught(sample)
-    assert len(teacher.asked) == 2
-
-
 def must_have_tops(sample: Sample, top_k: int) -> None:
     """Each sampled token has the teacher's most likely ones, as a scripted engine makes them; nothing else has some."""
     top, is_sampled = sample.teacher_tops["big"], sample.behavior_versions >= 0
@@ -274,16 +234,6 @@ def _top(scoring: PromptLogprobs) -> TopLogprobs:
     return scoring.top
 
 
-@pytest.mark.parametrize("answer", WRONG_TOPS.values(), ids=WRONG_TOPS)
-async def test_wrong_most_likely_tokens_are_missing(answer: Answer) -> None:
-    """With the score that came beside them."""
-    async with session_on(*says("one"), settings=one(Teacher(answer), top_k=3)) as (client, session):
-        await take_turns(client, session, 1)
-        [sample] = await collect(client, session)
-    assert sample.metadata["teachers"]["big"]["reason"] == "engine_reply_invalid"
-    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
-
-
 def _broken(error: EngineError) -> Answer:
     def fail(_: PromptLogprobs) -> PromptLogprobs:
         raise error
@@ -300,13 +250,17 @@ WRONG: Mapping[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
-    """Nothing false is kept, nothing is zero, and the turn was served."""
-    async with session_on(*says("one"), settings=one(Teacher(answer))) as (client, session):
+@pytest.mark.parametrize(
+    ("answer", "top_k"),
+    [*((answer, 0) for answer in WRONG.values()), *((answer, 3) for answer in WRONG_TOPS.values())],
+    ids=[*WRONG, *(f"most likely: {name}" for name in WRONG_TOPS)],
+)
+async def test_a_wrong_answer_is_missing(answer: Answer, top_k: int) -> None:
+    """Nothing false is kept, nothing is zero, and the turn was served; a score goes with its most likely tokens."""
+    async with session_on(*says("one"), settings=one(Teacher(answer), top_k=top_k)) as (client, session):
         await take_turns(client, session, 1)
         [sample] = await collect(client, session)
-    assert np.isnan(sample.teachers["big"]).all()
+    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
     missing = int((sample.behavior_versions >= 0).sum())
     told = {"versions": [], "missing": missing, "reason": "engine_reply_invalid"}
     assert sample.metadata["teachers"]["big"] == told
@@ -505,8 +459,8 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
 
 async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -> None:
     """In memory and in the store, from which a restarted server reads them."""
-    specs = [TeacherSpec(name, Teacher) for name in ("big", "small")]
-    store = tmp_path / "s.db"
+    big, store = Teacher(), tmp_path / "s.db"
+    specs = [TeacherSpec("big", lambda: big), TeacherSpec("small", Teacher)]
     async with session_on(*says("one"), store=store, settings=with_teachers(*specs)) as (client, session):
         history = await take_turns(client, session, 1)
         await collect(client, session)
@@ -520,6 +474,7 @@ async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -
         [sample] = await collect(client, heir)
     must_be_taught(sample)
     must_be_taught(sample, name="small")
+    assert len(big.asked) == 2
 
 
 async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:

@@ -68,10 +68,6 @@ class Sight:
         page.on("dialog", lambda dialog: self.wrongs.append(f"dialog: {dialog.message}"))
         page.on("request", lambda request: self.asked.append(request.url))
 
-    async def open_tab(self, name: str) -> None:
-        """Show a view of the open session."""
-        await self.page.get_by_role("tab", name=name).click()
-
     async def press(self, *keys: str) -> None:
         """Press keys, one after the other."""
         for key in keys:

@@ -45,7 +45,6 @@ from tests.toy_model import write_toy_model
 
 EOS = 2
 CONTEXT = 100_000
-NO_ERROR_NOTES: Json = {"cached_tokens": 0}
 
 
 @cache

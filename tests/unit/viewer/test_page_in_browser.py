@@ -1,7 +1,6 @@
 """The page of a run in Chromium: it answers what one asks of a run, by keys, and does nothing else."""
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser
 
 from harness.sessions.record import session_record
@@ -17,7 +15,7 @@ from harness.types import Json
 from harness.viewer.page.run_page import Side, write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
-from tests.browser import HOSTILE, WINDOW, Sight, browsing, looking_at
+from tests.browser import HOSTILE, WINDOW, Sight, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 from tests.page_pictures import DIGEST, PICTURES, WIDTHS, page_digest, take_pictures
 from tests.viewed_run import BEGAN_AT, CRASH, LOG, viewed_run, viewed_sessions, write_viewed_run
@@ -65,12 +63,6 @@ CONTRASTS = """
   return found;
 }
 """
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
-async def _browser() -> AsyncIterator[Browser]:
-    async with browsing() as browser:
-        yield browser
 
 
 @pytest.fixture(name="run_page")

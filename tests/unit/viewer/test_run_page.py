@@ -12,6 +12,7 @@ from contextlib import closing
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,8 +114,9 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(store: tuple[Path,
     assert "img" not in {tag for tag, _ in page.tags}
 
 
-def _long_session(length: int) -> SessionView:
-    turn = TurnView.of(
+def long_turn(length: int, **fields: Any) -> TurnView:
+    """A turn of so many tokens, of which the last ten are masked."""
+    return TurnView.of(
         {
             "turn": 0,
             "parent": None,
@@ -125,9 +127,13 @@ def _long_session(length: int) -> SessionView:
             "output_ids": list(range(length)),
             "logprobs": [-0.5] * length,
             "weight_versions": [{"version": "7", "start": 0, "end": length}],
+            **fields,
         }
     )
-    return SessionView("a" * 32, "closed", [turn], 0, {}, {})
+
+
+def _long_session(length: int) -> SessionView:
+    return SessionView("a" * 32, "closed", [long_turn(length)], 0, {}, {})
 
 
 def test_a_long_session_takes_bytes_by_its_tokens(tmp_path: Path):

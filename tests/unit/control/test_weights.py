@@ -334,7 +334,8 @@ async def test_an_update_without_time_for_a_sweep_leaves_it_out(engine, client):
 
 async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_updated(engine, client):
     gone = "http://127.0.0.1:9"
-    report = await update_to(1, [engine], [gone, client.url], budget=QUICK)
+    budget = UpdateBudget(sweep_s=3, gate_s=3, verify_s=3)
+    report = await update_to(1, [engine], [gone, client.url], budget=budget)
 
     assert set(report.servers[0].errors) == {
         UpdateStep.SWEEP,

@@ -1,6 +1,5 @@
 """What a scoring does to the tokens of a branch (I7)."""
 
-
 import numpy as np
 import pytest
 from msgspec import structs

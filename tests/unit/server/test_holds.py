@@ -192,14 +192,21 @@ async def test_a_hold_that_ran_out_while_the_server_was_down_is_over(tmp_path):
 # Engines under a hold
 
 
-async def test_engines_that_a_dead_controller_left_paused_are_continued(client, session):
+async def test_engines_that_a_dead_controller_left_paused_are_continued():
     """When its hold runs out; the turn that waited in the engine is answered."""
-    await verb(client, "pause", "update", engines=True, ttl_s=0.1)
-    await client.engine.pause(PauseMode.ABORT)
-    message = await client.say(session, HI)
-    metrics = (await client.http.get("/metrics")).text
+    clock = SetClock()
+    async with serving(*says("hello"), clock=clock) as client:
+        session = await client.create()
+        await verb(client, "pause", "update", engines=True, ttl_s=60)
+        await client.engine.pause(PauseMode.ABORT)
+        turn = asyncio.create_task(client.say(session, HI))
+        await client.held(1)
+        clock.now += 61
+        client.server.gatekeeper.look_again()
+        message = await turn
+        metrics = (await client.http.get("/metrics")).text
 
-    assert message["content"] == "one"
+    assert message["content"] == "hello"
     assert "harness_engines_woken_total 1.0" in metrics
 
 

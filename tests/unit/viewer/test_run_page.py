@@ -12,7 +12,6 @@ from contextlib import closing
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,11 +27,12 @@ from harness.types import Json
 from harness.viewer.look_at_server import look_into_all
 from harness.viewer.page.run_page import Side, page_pieces, write_page
 from harness.viewer.run_view import RunView, SessionLine
-from harness.viewer.session_view import SessionView, TurnView
+from harness.viewer.session_view import SessionView
 from tests.browser import HOSTILE
 from tests.builders import user
 from tests.session_servers.served import says, session_on
 from tests.toy_model import write_toy_model
+from tests.viewed_run import long_turn
 
 
 class Page(HTMLParser):
@@ -112,24 +112,6 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(store: tuple[Path,
     assert [name for name in names if name.startswith("on") or name in {"src", "href", "style"}] == []
     assert {attributes.get("type") for tag, attributes in page.tags if tag == "script"} == {"application/json", None}
     assert "img" not in {tag for tag, _ in page.tags}
-
-
-def long_turn(length: int, **fields: Any) -> TurnView:
-    """A turn of so many tokens, of which the last ten are masked."""
-    return TurnView.of(
-        {
-            "turn": 0,
-            "parent": None,
-            "status": "completed",
-            "end": "model",
-            "output_length": length,
-            "masked_from": length - 10,
-            "output_ids": list(range(length)),
-            "logprobs": [-0.5] * length,
-            "weight_versions": [{"version": "7", "start": 0, "end": length}],
-            **fields,
-        }
-    )
 
 
 def _long_session(length: int) -> SessionView:

@@ -1,8 +1,7 @@
 """Routed experts of engine servers: found at connect, asked for from an offset on, and refused when they are wrong."""
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,15 @@ import numpy as np
 import pytest
 
 from harness.engines.routed_experts import find_router
-from harness.engines.scripted import Script, ScriptedEngine, ScriptStep, scripted_experts
+from harness.engines.scripted import Script, ScriptStep, scripted_experts
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.tokens.tokenizer import Tokenizer
-from harness.types import GenerationDelta, GenerationRequest, GenerationResult, SamplingParams, as_ids
+from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.fake_engines.fake_server import FakeServer, serving
 from tests.fake_engines.providers import fake_provider, make_fake
 from tests.session_servers.true_rows import ROUTER
 from tests.toy_model import write_toy_model
+from tests.unit.engines.test_answers_in_pieces import AFTER, UpdatedEngine
 
 KINDS = ("sglang", "sglang-incremental", "vllm")
 PROMPT = as_ids([40, 41, 42, 43, 44])
@@ -29,19 +29,6 @@ def mixture(tmp_path: Path, **config: Any) -> Tokenizer:
     folder = write_toy_model(tmp_path)
     (folder / "config.json").write_text(json.dumps(config or {**SHAPE, "num_experts": 8}))
     return Tokenizer.load(folder)
-
-
-class UpdatedEngine(ScriptedEngine):
-    """Takes other weights behind the first token."""
-
-    is_updated = False
-
-    async def stream(self, request: GenerationRequest) -> AsyncGenerator[GenerationDelta | GenerationResult, None]:
-        async with aclosing(super().stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
-                if self.is_updated:
-                    self.relabel("1")
 
 
 @asynccontextmanager
@@ -114,11 +101,20 @@ async def test_a_dense_model_is_not_tested(kind: str, tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda rows: rows[:-1], "expected"),
+        (lambda rows: np.concatenate([rows[:1], rows]), "expected"),
+        (lambda rows: rows[-1:], "expected"),
         (lambda rows: np.tile(rows, (1, 2, 1)), "expected"),
         (lambda rows: rows.reshape(-1)[:-1], "expected"),
         (lambda rows: rows + np.uint8(8), r"expert ids .* expected 0\.\.7"),
     ],
-    ids=["a token too few", "more layers", "half a token", "ids beyond the experts"],
+    ids=[
+        "a token too few",
+        "a token too many",
+        "none of the prompt",
+        "more layers",
+        "half a token",
+        "ids beyond the experts",
+    ],
 )
 async def test_wrong_rows_are_refused(kind: str, change: Any, message: str, tmp_path: Path) -> None:
     """With what came and what was expected."""
@@ -154,10 +150,10 @@ async def test_rows_of_a_request_under_two_versions_are_missing(kind: str, tmp_p
     """A server reads the tokens again under the new weights, and has the rows of that pass only."""
     async with connected(kind, mixture(tmp_path)) as (fake, provider):
         fake.engine._script = Script((ScriptStep(text="abcdef", token_delay_s=0.001),))
-        fake.engine.is_updated = True
+        fake.engine.updates_behind = 1
         result = await provider.generate(request(0))
 
-    assert [span.version for span in result.version_spans] == ["0", "1"]
+    assert [span.version for span in result.version_spans] == ["0", AFTER]
     assert result.rows is None
 
 

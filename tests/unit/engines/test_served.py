@@ -47,17 +47,10 @@ def message_of(answer: httpx.Response) -> str:
     return message
 
 
-async def idle(engine: ScriptedEngine) -> None:
-    """Nothing is being sampled any more."""
+async def until(engine: TokenProvider, *, busy: bool) -> None:
+    """Return once something is being sampled, or nothing any more."""
     async with asyncio.timeout(DEADLINE_S):
-        while (await engine.health()).running:
-            await asyncio.sleep(0.01)
-
-
-async def busy(engine: ScriptedEngine) -> None:
-    """Something is being sampled."""
-    async with asyncio.timeout(DEADLINE_S):
-        while not (await engine.health()).running:
+        while bool((await engine.health()).running) != busy:
             await asyncio.sleep(0.01)
 
 
@@ -157,13 +150,13 @@ async def test_a_client_that_leaves_takes_its_generation_along(stream: bool, pau
     async with client_of(engine) as client:
         body = {"input_ids": PROMPT, "stream": stream, "sampling_params": {"max_new_tokens": 1000, "ignore_eos": True}}
         asking = asyncio.ensure_future(client.post("/generate", json=body))
-        await busy(engine)
+        await until(engine, busy=True)
         if paused:
             await client.post("/pause_generation", json={"mode": "retract"})
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
 
-        await idle(engine)
+        await until(engine, busy=False)
 
 
 async def test_the_verbs_of_a_paused_server():
@@ -173,7 +166,7 @@ async def test_the_verbs_of_a_paused_server():
         await client.post("/pause_generation", json={})
         states = [(await client.get(path)).status_code for path in ("/health", "/ready")]
         waiting = asyncio.ensure_future(client.post("/generate", json={"rid": "b" * 32, "input_ids": PROMPT}))
-        await busy(engine)
+        await until(engine, busy=True)
         await client.post("/abort_request", json={"rid": "no such request"})
         await client.post("/abort_request", json={})
         assert not waiting.done()
@@ -253,9 +246,7 @@ async def test_the_cache_is_flushed_unless_requests_run(small_dir: Path):
         after = await cached()
         body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 8000, "ignore_eos": True}}
         running = asyncio.ensure_future(client.post("/generate", json={**body, "rid": "d" * 32}))
-        async with asyncio.timeout(DEADLINE_S):
-            while not (await engine.health()).running:
-                await asyncio.sleep(0.01)
+        await until(engine, busy=True)
         refused = await client.get("/flush_cache")
         await client.post("/pause_generation", json={"mode": "retract"})
         paused = await client.post("/flush_cache")

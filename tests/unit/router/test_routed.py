@@ -1,7 +1,10 @@
 """Sessions and the router at one URL: which path is whose, what needs the admin token, what is said of workers."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -10,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import harness.gateway.router.gateway_program as gateway_program_module
 from harness.errors import LaneError, ScenarioError
 from harness.gateway.router.gateway_program import GatewayProgram, gateway_program
-from harness.gateway.router.routed import RoutedApp, RouterSettings, open_routed
+from harness.gateway.router.routed import Routed, RoutedApp, RouterSettings, open_routed
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
@@ -19,6 +22,7 @@ from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.session_servers.served import eventually
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key")
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
@@ -34,6 +38,20 @@ def saying(name: str) -> ASGIApp:
         await send({"type": "http.response.body", "body": f"{name} {scope['path']}".encode()})
 
     return app
+
+
+@asynccontextmanager
+async def routed_by(
+    settings: RouterSettings, program: GatewayProgram | None = None, **options: Any
+) -> AsyncIterator[tuple[Routed, httpx.AsyncClient]]:
+    """A router at the URL of sessions that are not there, its pool entered, and a client with the admin token."""
+    async with (
+        open_routed(settings, program, vocab_size=toy_tokenizer().vocab_size, **options) as routed,
+        routed.pool,
+        serving_app(RoutedApp(saying("sessions"), routed.front, admin_token=options.get("admin_token"))) as url,
+        httpx.AsyncClient(base_url=url, headers=TOKEN, timeout=PATIENCE_S) as http,
+    ):
+        yield routed, http
 
 
 def client(admin_token: str | None = None) -> httpx.AsyncClient:
@@ -143,12 +161,7 @@ async def test_every_worker_is_asked_with_its_own_key(
         a.api_key, b.api_key = "k3y-of-a", "k3y-of-all"
         urls = (f"{a.url}#key=KEY_A", b.url)
         settings = RouterSettings(worker_urls=urls, engine_key="k3y-of-all", interval_s=0.05)
-        async with (
-            open_routed(settings, smg, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
-            routed.pool,
-            serving_app(RoutedApp(saying("sessions"), routed.front, admin_token="secret")) as url,
-            httpx.AsyncClient(base_url=url, headers=TOKEN, timeout=PATIENCE_S) as http,
-        ):
+        async with routed_by(settings, smg, admin_token="secret") as (routed, http):
             async with asyncio.timeout(PATIENCE_S):
                 while len((listed := await http.get("/workers")).json()["workers"]) < 2 or len(routed.pool.workers) < 2:
                     await asyncio.sleep(0.05)
@@ -169,11 +182,7 @@ async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(m
     async with fake_workers("sglang") as [worker], serving_app(gateway) as upstream:
         gateway.listed = [worker.url]
         settings = RouterSettings(router_url=f"{upstream}#key=GATEWAY_KEY", interval_s=0.05)
-        async with (
-            open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
-            serving_app(RoutedApp(saying("sessions"), routed.front, admin_token="secret")) as url,
-            httpx.AsyncClient(base_url=url, headers=TOKEN) as http,
-        ):
+        async with routed_by(settings, admin_token="secret") as (_, http):
             await http.post("/v1/chat/completions", json=CHAT)
 
     assert set(gateway.keys) == {"Bearer k3y"}
@@ -206,13 +215,7 @@ async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> N
     async with fake_workers("sglang", "sglang") as [proven, refused], serving_app(gateway) as upstream:
         gateway.listed, refused.lie = [proven.url], Lie.STATUS_503
         settings = RouterSettings(router_url=upstream, interval_s=0.05)
-        opening = open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, is_guarded=True)
-        async with (
-            opening as routed,
-            routed.pool,
-            serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
-            httpx.AsyncClient(base_url=url) as http,
-        ):
+        async with routed_by(settings, is_guarded=True) as (_, http):
             signaled = (await http.post("/v1/chat/completions", json={})).json()
             gateway.listed.append(refused.url)
             async with asyncio.timeout(PATIENCE_S):
@@ -231,17 +234,10 @@ async def test_a_pause_that_means_nothing_ends_no_pause(mode: object) -> None:
     async with fake_workers("sglang", "sglang") as [first, late], serving_app(gateway) as upstream:
         gateway.listed = [first.url]
         settings = RouterSettings(router_url=upstream, interval_s=0.05)
-        async with (
-            open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size) as routed,
-            routed.pool,
-            serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
-            httpx.AsyncClient(base_url=url) as http,
-        ):
+        async with routed_by(settings) as (routed, http):
             for each in ("abort", mode):
                 assert (await http.post("/pause_generation", json={"mode": each})).status_code in (200, 502)
             gateway.listed.append(late.url)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(routed.pool.workers) < 2:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: len(routed.pool.workers) == 2)
 
             assert "/pause_generation" in late.paths

@@ -398,22 +398,20 @@ async def test_a_router_that_is_started_again_in_the_middle_of_an_update_is_stil
         assert set((await router.sample(session))["behavior_versions"]) - {-1} == {1}
 
 
-async def test_a_router_that_is_started_again_after_an_abort_ends_the_rollout(tmp_path: Path):
-    """When nothing follows in time, as it would have."""
-    async with started_again(tmp_path, "/abort_request", abort_all=True) as (router, session):
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [("/abort_request", {"abort_all": True}, 404), ("/update_weights_from_disk", {"model_path": "/weights/b"}, 200)],
+    ids=["an abort", "parts of weights"],
+)
+async def test_a_router_that_is_started_again_opens_in_time(
+    tmp_path: Path, path: str, fields: dict[str, object], status: int
+):
+    """When nothing follows, as it would have: an abort ends the rollout, whose sessions are over; others are served."""
+    async with started_again(tmp_path, path, **fields) as (router, session):
         assert router.gate is GateState.PAUSED
         router.pass_time(60)
         await eventually(lambda: router.gate is GateState.OPEN)
-        assert (await router.turn(session)).status_code == 404
-
-
-async def test_a_router_that_is_started_again_among_parts_of_weights_opens_in_time(tmp_path: Path):
-    """Nobody but the trainer knows whether more of them come."""
-    async with started_again(tmp_path, "/update_weights_from_disk", model_path="/weights/b") as (router, session):
-        assert router.gate is GateState.PAUSED
-        router.pass_time(60)
-        await eventually(lambda: router.gate is GateState.OPEN)
-        assert (await router.turn(session)).status_code == 200
+        assert (await router.turn(session)).status_code == status
 
 
 @pytest.mark.parametrize("verb", ["/pause_generation", "/continue_generation"])

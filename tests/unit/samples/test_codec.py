@@ -123,27 +123,15 @@ def test_json_lines_hold_one_sample_per_line(tmp_path_factory, originals):
     assert [bits(read) for read in read_samples(path)] == [bits(original) for original in originals]
 
 
-@pytest.mark.parametrize("missing", [1, 2, 10, 60])
-def test_a_torn_last_line_is_an_error_that_names_it(tmp_path, missing):
-    """A writer that was killed leaves half a line; it is not taken for the end of the file."""
+def test_a_torn_last_line_is_an_error_that_names_it(tmp_path):
+    """A writer that was killed leaves a part of a line, and of a character: it is not taken for the end of the file."""
     path = tmp_path / "samples.jsonl"
-    write_samples([sample(), sample(metadata={"text": "naïve ünïcödé " * 20})], path)
+    write_samples([sample(), sample(metadata={"text": "naïve ünïcödé " * 3})], path)
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) - 1 - missing])
-
-    with pytest.raises(RunError, match=r"samples\.jsonl:2: "):
-        read_samples(path)
-
-
-def test_a_line_torn_inside_a_character_is_the_same_error(tmp_path):
-    """Half a UTF-8 character at the end is damage like any other."""
-    path = tmp_path / "samples.jsonl"
-    write_samples([sample(metadata={"text": "é"})], path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: whole.index("é".encode()) + 1])
-
-    with pytest.raises(RunError, match=r"samples\.jsonl:1: "):
-        read_samples(path)
+    for end in range(whole.index(b"\n") + 2, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        with pytest.raises(RunError, match=r"samples\.jsonl:2: "):
+            read_samples(path)
 
 
 @pytest.mark.parametrize(

@@ -82,14 +82,6 @@ def test_the_same_segments_give_the_same_packs(lengths: list[int], lookahead: in
     assert [pack.digest() for pack in packs[0]] == [pack.digest() for pack in packs[1]]
 
 
-@given(st.lists(st.integers(1, PACKING_LENGTH), max_size=40))
-def test_without_lookahead_packs_are_filled_in_order(lengths: list[int]):
-    """The numbers of all packs in a row are the numbers of all segments."""
-    stream = PackStream(PACKING_LENGTH, lookahead=0)
-    packs = [pack for each in segments_of(lengths) if (pack := stream.add(each))] + [*stream.finish()]
-    assert [number for pack in packs for number in pack.numbers] == list(range(len(lengths)))
-
-
 def test_many_small_segments_fill_a_pack():
     """The look-ahead comes on top of what fills a pack: packs of segments far smaller than themselves are full."""
     stream = PackStream(1000, lookahead=4)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from harness.errors import SegmentError
 from harness.samples.packing import fewest_packs, fill_room, plan_packs
 from harness.samples.packs import Pack
-from harness.samples.segments import COLUMNS
 from tests.unit.samples.some_segments import lengths_up_to, segment, segments_of
 
 PACKING_LENGTHS = st.sampled_from([1, 7, 60, 511, 512, 513, 1500])
@@ -82,18 +81,6 @@ def test_what_is_no_pool_is_refused():
         plan_packs([3, 4, 0], 10)
     with pytest.raises(SegmentError, match="packing_length: expected at least 1"):
         plan_packs([], 0)
-
-
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=12))
-def test_packing_and_unpacking_changes_nothing(lengths: list[int]):
-    """Every segment comes out of the packs with every value that it went in with, bit by bit."""
-    segments = segments_of(lengths)
-    packs = [Pack.of([segments[at] for at in places], places) for places in plan_packs(lengths, 12)]
-    back = {int(at): each for pack in packs for at, each in zip(pack.numbers, pack.segments(), strict=True)}
-    assert sorted(back) == list(range(len(segments)))
-    for at, each in enumerate(segments):
-        for name in COLUMNS:
-            assert getattr(back[at], name).tobytes() == getattr(each, name).tobytes()
 
 
 def test_a_pack_has_the_borders_and_positions_that_kernels_take():

@@ -1,7 +1,5 @@
 """What a scoring does to the tokens of a branch (I7)."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
@@ -64,19 +62,6 @@ def test_the_reference_timeline():
     assert sample.proximal_versions.tolist() == [1, 2, 2, 2]
 
 
-def test_the_reference_timeline_scored_from_the_beginning_each_time():
-    """Scoring too much changes nothing: token 0 keeps -2.3 although the second resume scores it under v2."""
-    turns = [
-        turn(output=[1, 2, 3, 4], logprobs=[-2.5, -1.8, -2.1, -3.2], spans=[("0", 0, 1), ("1", 1, 3), ("2", 3, 4)])
-    ]
-    for version in (1, 2):
-        scoring = PromptLogprobs(1, timeline_policy(as_ids(range(5)), 1, version), str(version))
-        turns = score_turns(turns, scoring)
-
-    assert turns[0].proximal_logprobs.tolist() == pytest.approx([-2.3, -1.5, -2.0, -3.2])
-    assert turns[0].proximal_versions.tolist() == [1, 2, 2, 2]
-
-
 def test_what_is_asked_for_begins_at_the_first_waiting_token():
     """Not at 0, not at the last segment; a token that already has its value, or never will, is not asked for."""
     spans = [("0", 0, 1), ("1", 1, 3), ("2", 3, 4)]
@@ -92,20 +77,6 @@ def test_what_is_asked_for_begins_at_the_first_waiting_token():
     }
     assert [waiting_tokens([first, second], version) for version in range(5)] == [0, 1, 4, 1, 0]
     assert waiting_window([first, second], 2) == range(first.prompt_length + 1, second.prompt_length + 2)
-
-
-def test_siblings_that_share_a_prefix_are_settled_once():
-    """The scoring of one branch settles the shared turn for the other, which then asks only for its own tokens."""
-    shared = turn(output=[1, 2], logprobs=[-1.0, -2.0], spans=[("0", 0, 2)])
-    left = turn(1, parent=shared, output=[3], logprobs=[-3.0], spans=[("0", 0, 1)])
-    right = turn(2, parent=shared, output=[4], logprobs=[-4.0], spans=[("0", 0, 1)])
-    scoring = PromptLogprobs(shared.prompt_length, as_logprobs([-0.5] * 5), "1")
-
-    changed = score_turns([shared, left], scoring)
-
-    assert [each.index for each in changed] == [0, 1]
-    assert scoring_start([changed[0], right], 1) == right.prompt_length
-    assert score_turns([changed[0]], replace(scoring, logprobs=as_logprobs([-9.0] * 5))) == []
 
 
 @pytest.mark.parametrize("start", [1, 2, 3, 4, 5, 9])

@@ -13,18 +13,13 @@ from harness.samples.roles import Role, find_roles
 from harness.server.settings import ServerSettings
 from harness.sessions.session import Session
 from harness.types import Json
-from tests.builders import new_session, take_turn, tool
+from tests.builders import new_session, take_turn, tool, user
 from tests.session_servers.served import Client, Served, bearer, says, serving, session_on, url_of
 
 TOOLS = [tool("add", a={"type": "integer"})]
 CALL = '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 SUMMARY = "The agent has read the file and found that the third line is wrong, and has not mended it yet."
 SYSTEM = {"role": "system", "content": "You are an agent."}
-
-
-def user(text: str) -> dict[str, str]:
-    """What a client says."""
-    return {"role": "user", "content": text}
 
 
 async def ask(client: Client[Any], session: Served, messages: list[Json], **fields: Any) -> list[Json]:
@@ -142,14 +137,19 @@ async def test_two_agents_in_one_session():
         assert await roles(client, session) == ["main", "stray", "main", "stray", "main"]
 
 
-@pytest.mark.parametrize("trained_roles", [[], ["side"], ["main", "stray"], ["rejected"], ["nothing"]])
-async def test_a_policy_that_trains_nothing_or_what_is_never_trained_is_refused(trained_roles: list[str]):
-    """The error names the field and what may stand in it."""
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("trained_roles", roles) for roles in ([], ["side"], ["main", "stray"], ["rejected"], ["nothing"])),
+        *(("selection", name) for name in ("turns", "best", "tests.nowhere:choose")),
+    ],
+)
+async def test_roles_that_are_never_trained_and_a_selection_that_is_not_offered_are_refused(field: str, value: Any):
+    """By the name of the field; a path in a request names code: only those that the operator allows."""
     async with serving() as client:
-        answer = await client.http.post("/sessions", json={"trained_roles": trained_roles})
+        answer = await client.http.post("/sessions", json={field: value})
 
-    assert answer.status_code == 400
-    assert "trained_roles" in answer.text
+    assert (answer.status_code, field in answer.text) == (400, True)
 
 
 async def test_a_policy_may_train_answers_that_the_agent_left():
@@ -166,15 +166,6 @@ async def test_a_policy_may_train_answers_that_the_agent_left():
         assert set(ledger["dropped"]) == dropped
         assert sum(sum(sample["loss_mask"]) for sample in samples) == ledger["trained"]
         assert sum(sample["weight"] for sample in samples) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("name", ["turns", "best", "tests.nowhere:choose"])
-async def test_a_selection_that_is_not_offered_is_refused(name: str):
-    """A path in a request names code: only those that the operator allows."""
-    async with serving() as client:
-        answer = await client.http.post("/sessions", json={"selection": name})
-
-    assert (answer.status_code, "selection" in answer.text) == (400, True)
 
 
 def process(number: int, program: str, began_at: float, *ancestors: int) -> Json:

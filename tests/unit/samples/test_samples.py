@@ -181,9 +181,10 @@ def test_a_failed_turn_is_in_no_sample():
     assert sample.tokens.tolist() == tokens_of(session, turn)
 
 
-def test_an_empty_output_is_no_sample_and_ends_none():
+@pytest.mark.parametrize("selection", Selection)
+def test_an_empty_output_is_no_sample_and_ends_none(selection):
     """An abort before the first token leaves a prompt and nothing to train: the sample before it is what it was."""
-    session = new_session()
+    session = new_session(selection=selection)
     take_turn(session, [user("a")], "", reason=FinishReason.ABORT)
     alone = session.samples()
     answered = take_turn(session, [user("b")])

@@ -17,7 +17,7 @@ from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message, Sample, as_ids
 from tests.builders import EOS, tool, toy_tokenizer, user
 from tests.session_servers.served import says, session_on
-from tests.unit.server.test_teachers import collect, take_turns
+from tests.unit.server.test_teachers import collect
 
 TEXTS = (
     "Grüße 👍🏽, 日本語!",
@@ -71,7 +71,7 @@ async def test_bytes_that_are_no_text_are_missing_by_name(family: ChatTokenizer,
     """The tokens around them are scored."""
     broken = ScriptStep(tokens=(*toy_tokenizer().encode("Before "), *toy_tokenizer().encode("👍")[:2], EOS))
     async with session_on(broken, settings=taught_by(family, model_dir)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
     is_missing = np.isnan(sample.teachers["big"])[sample.behavior_versions >= 0]
     assert is_missing.tolist() == [False] * 7 + [True] * 2 + [False]
@@ -81,7 +81,7 @@ async def test_bytes_that_are_no_text_are_missing_by_name(family: ChatTokenizer,
 async def test_a_turn_beyond_the_teachers_context_is_missing(family: ChatTokenizer, model_dir: Path) -> None:
     """In its own tokens."""
     async with session_on(*says("one"), settings=taught_by(family, model_dir, context_length=8)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == TOO_LONG
 

@@ -23,18 +23,6 @@ from tests.unit.engines.test_routed_experts import mixture
 KINDS = ("sglang", "vllm")
 EXPERTS: dict[str, Any] = {"record": ["routed_experts"]}
 MASKS: dict[str, Any] = {"record": ["sampling_mask"], "sampling": {"top_p": 0.9}}
-BAD_ROWS = {
-    "half a token": lambda rows: rows.reshape(-1)[:-1],
-    "another shape": lambda rows: np.tile(rows, (1, 2, 1)),
-    "ids beyond the experts": lambda rows: rows + np.uint8(8),
-    "all, whatever the offset": lambda rows: np.concatenate([rows[:1], rows]),
-    "none of the prompt": lambda rows: rows[-1:],
-}
-BAD_MASKS = {
-    "without its token": lambda masks: [[]] * len(masks),
-    "beyond the vocabulary": lambda masks: [[*mask, 9999] for mask in masks],
-    "of another output": lambda masks: masks[1:],
-}
 
 
 @asynccontextmanager
@@ -63,20 +51,6 @@ async def must_refuse(client: Client[Any], session: Served, word: str) -> None:
 async def must_balance(client: Client[Any], session: Served) -> None:
     ledger = (await client.record(session))["ledger"]
     assert ledger["generated"] == ledger["trained"] + sum(ledger["dropped"].values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", BAD_ROWS)
-async def test_bad_rows_are_an_error_of_their_turn(kind: str, bad: str, tmp_path: Path) -> None:
-    async with served(kind, tmp_path) as (fake, client):
-        session = await client.create(**EXPERTS)
-        fake.change_rows = BAD_ROWS[bad]
-        await must_refuse(client, session, "expected")
-        fake.change_rows = lambda rows: rows
-        await client.converse(session, 2)
-        [sample] = await client.samples(session)
-        await must_balance(client, session)
-    must_be_true(sample)
 
 
 async def test_more_rows_than_any_prompt_has_are_an_error_of_their_turn(tmp_path: Path) -> None:
@@ -152,20 +126,6 @@ async def test_workers_may_send_different_dtypes(tmp_path: Path) -> None:
     for sample in samples:
         must_be_true(sample)
         assert rows_of(sample).values.dtype == np.uint8
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", BAD_MASKS)
-async def test_bad_masks_are_an_error_of_their_turn(kind: str, bad: str, tmp_path: Path) -> None:
-    async with served(kind, tmp_path) as (fake, client):
-        session = await client.create(**MASKS)
-        fake.change_masks = BAD_MASKS[bad]
-        await must_refuse(client, session, "sampling mask")
-        fake.change_masks = lambda masks: masks
-        await client.converse(session, 2)
-        [sample] = await client.samples(session)
-        await must_balance(client, session)
-    masks_must_be_true(sample)
 
 
 async def test_a_worker_without_rows_serves_other_sessions_only(tmp_path: Path) -> None:

@@ -137,22 +137,6 @@ async def test_ending_a_session_that_was_drained_leaves_it_drained():
     assert (ended.json()["phase"], sample["status"]) == ("closing", "aborted")
 
 
-@pytest.mark.parametrize("selection", ["all", "one", "last", "main", "leaves"])
-async def test_a_turn_that_was_aborted_before_its_first_token_is_no_sample(selection):
-    """Nobody divides by its length."""
-    async with serving(ScriptStep(text="late", delay_s=60)) as client:
-        session = await client.create(selection=selection)
-        request = asyncio.create_task(client.chat(session, HI))
-        await client.turns_in_flight(1)
-        await client.http.post("/sessions/drain")
-        await client.engine.abort(None)
-        await request
-        record, samples = await client.record(session), await client.samples(session)
-
-    assert [turn["status"] for turn in record["turns"]] == ["aborted"]
-    assert samples == []
-
-
 async def test_ending_waits_no_longer_than_it_was_told():
     """The answer says what is left in flight."""
     engine = DeafEngine(toy_tokenizer(), Script((HANG,)))

@@ -347,15 +347,6 @@ async def test_a_turn_that_is_never_trained_is_not_forked(client: Client):
     assert "turn 0 is main, which is never trained" in answer.json()["error"]["message"]
 
 
-async def test_the_first_prompt_can_be_edited(client: Client, old: Served):
-    await converse(client, old, 2)
-    fork = await heir_of(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
-    await converse(client, fork, 2)
-    record = await client.record(fork)
-
-    assert [turn["messages_delta"] for turn in record["turns"]] == [[user("start")], [user("more 0")]]
-
-
 async def test_a_record_is_trained_by_one_heir_ever(client: Client, old: Served):
     """Also after that heir was collected and deleted; the heirs of a fork keep its mask."""
     await client.say(old, [user("go")])
@@ -434,25 +425,6 @@ async def test_of_two_heirs_at_once_one_is_refused(client: Client, old: Served):
     refused = [answer for answer in answers if answer.status_code == 400]
     assert len(refused) == len(answers) - 1
     assert all("continued with this one" in answer.json()["error"]["message"] for answer in refused)
-
-
-async def test_the_last_turn_of_a_drained_session_is_not_inherited(tmp_path: Path):
-    """It was aborted after some tokens, which the earlier session's own sample has."""
-    hangs = ScriptStep(text="An answer.", fault=ScriptedFault.HANG, fault_after=3)
-    async with serving(*says("one"), hangs, store=tmp_path / "s.db") as client:
-        old = await client.create()
-        messages = await converse(client, old, 1)
-        call = asyncio.create_task(client.chat(old, messages))
-        await client.sampling()
-        lives = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
-        await client.http.post(f"/sessions/{old.session_id}/drain")
-        refused = await call
-        heir = await inherit(client, old)
-        earlier, record = await client.record(old), await client.record(heir)
-
-    assert "still lives" in lives.json()["error"]["message"]
-    assert (refused.status_code, [turn["status"] for turn in earlier["turns"]]) == (404, ["completed", "aborted"])
-    assert [turn["status"] for turn in record["turns"]] == ["completed"]
 
 
 async def test_an_engine_that_is_gone_costs_new_calls_only(tmp_path: Path):

@@ -120,15 +120,6 @@ async def test_two_answers_that_a_message_fits_are_noted(matching, ambiguous):
     assert (turn["parent"], turn["notes"].get("ambiguous")) == (1, ambiguous)
 
 
-async def test_a_resample_is_a_sibling_and_no_divergence(client, session):
-    """Asking the same again rewrites nothing."""
-    await client.say(session, HI)
-    await client.say(session, HI)
-    _, again = (await client.record(session))["turns"]
-
-    assert (again["parent"], "diverged" in again["notes"]) == (None, False)
-
-
 async def test_a_function_must_be_allowed_by_the_operator():
     """A path in a request names code; only the server's owner may let it run."""
     path = "tests.custom_matching:role_only"

@@ -45,10 +45,7 @@ def is_paged_out(client: Client, session: Served) -> bool:
 
 async def converse(client: Client, session: Served, turns: int) -> list[Any]:
     """A conversation of so many turns; the history after it."""
-    messages: list[Any] = []
-    for turn in range(turns):
-        messages.append(user(f"question {turn}"))
-        messages.append(await client.say(session, messages))
+    messages = await client.converse(session, turns)
     await delivered(client, session, turns)
     return messages
 

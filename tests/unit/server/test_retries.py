@@ -211,14 +211,14 @@ async def test_a_delivered_answer_is_replayed_for_a_client_that_says_so(client, 
 
 @pytest.mark.parametrize("header", [{}, {"x-stainless-retry-count": "0"}, {"idempotency-key": "b"}])
 async def test_the_same_body_again_is_a_sample_of_its_own(client, header):
-    """A deliberate re-sample is a sibling."""
+    """A deliberate re-sample is a sibling, and rewrites nothing."""
     session = await client.create(selection="leaves")
     await ask(client, session, **({"idempotency-key": "a"} if "idempotency-key" in header else {}))
     again = await ask(client, session, **header)
     record = await client.record(session)
 
     assert again["choices"][0]["message"]["content"] == "two"
-    assert [turn["parent"] for turn in record["turns"]] == [None, None]
+    assert [(turn["parent"], "diverged" in turn["notes"]) for turn in record["turns"]] == [(None, False)] * 2
 
 
 async def test_a_client_that_says_it_retries_joins_the_turn_in_flight():

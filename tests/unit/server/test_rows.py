@@ -73,22 +73,6 @@ LIES: dict[str, tuple[str, Any]] = {
 }
 
 
-async def test_turns_bring_their_rows_across_updates_and_branches() -> None:
-    """Each branch has its own row of the token where it leaves the other."""
-    async with serving(*says("one", "two", "three", "four")) as client:
-        session = await client.create(**RECORD)
-        history = await client.converse(session, 2)
-        await client.engine.update_weights(Path("w"), "1")
-        await client.converse(session, 1, history)
-        await client.converse(session, 1, history[:2])
-
-        samples = await client.samples(session)
-
-    assert len(samples) == 2
-    for sample in samples:
-        must_be_true(sample)
-
-
 async def test_an_evicted_session_and_the_next_server_still_have_all_rows(tmp_path: Path) -> None:
     """Memory has none of a finished turn; the blobs of the file are all there is."""
     clock, settings, store = SetClock(), ServerSettings(idle_page_out_s=60.0), tmp_path / "s.db"
@@ -227,15 +211,6 @@ async def test_an_engine_that_returns_none_leaves_them_missing(column: str) -> N
     if column == "rows":
         assert rows_of(sample).states[0] == RowState.NOT_RETURNED
         assert list(sample["metadata"]["missing_rows"]) == ["not_returned"]
-
-
-async def test_rows_that_a_model_does_not_have_are_refused_at_creation() -> None:
-    """A dense model would leave every row missing."""
-    async with serving_with(ScriptedEngine(toy_tokenizer(), routed_experts=None)) as client:
-        refused = await client.http.post("/sessions", json=RECORD)
-        await client.create()
-
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "record")
 
 
 async def test_a_session_without_record_asks_for_no_rows_and_stores_none(tmp_path: Path) -> None:

@@ -295,11 +295,7 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
     """Its first part is recorded and waits, and another outcome of it is on its way to the store."""
     engine = Engine(ScriptStep(text="a slow answer", token_delay_s=60))
     async with serving_with(engine) as client:
-        session = await client.create()
-        gone = asyncio.create_task(client.chat(session, [user("a")]))
-        await client.sampling()
-        gone.cancel()
-        await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
+        session = await left_in_a_turn(client)
         await engine.update_weights(NOWHERE, "1")
         again = asyncio.create_task(client.chat(session, [user("a")]))
         await client.sampling()
@@ -313,13 +309,19 @@ async def test_a_turn_that_was_taken_up_again_is_left_to_the_request_that_goes_o
         await again
 
 
-async def a_turn_left_and_swept(client: Client) -> Served:
-    """A session whose client left when two tokens of its turn were sampled, which version 1 has scored since."""
+async def left_in_a_turn(client: Client) -> Served:
+    """A session whose client left when its turn was being sampled."""
     session = await client.create()
     gone = asyncio.create_task(client.chat(session, [user("a")]))
     await client.sampling()
     gone.cancel()
     await eventually(lambda: not client.server.sessions.in_memory(session.session_id).turns_in_flight)
+    return session
+
+
+async def a_turn_left_and_swept(client: Client) -> Served:
+    """A session whose client left when two tokens of its turn were sampled, which version 1 has scored since."""
+    session = await left_in_a_turn(client)
     await client.engine.update_weights(NOWHERE, "1")
     await sweep(client, 1)
     return session

@@ -20,6 +20,13 @@ async def converse(client: Client, session: Served, turns: int) -> list[Any]:
     return messages
 
 
+async def successor_of(client: Client, old: Served) -> Served:
+    """The session that takes over from `old`, which a drain has ended."""
+    await client.http.post("/sessions/drain")
+    await client.http.post("/sessions/resume")
+    return await client.create(resumes=old.session_id)
+
+
 def is_balanced(record: Json) -> bool:
     """The ledger has no difference."""
     ledger = record["ledger"]
@@ -61,9 +68,7 @@ async def test_a_takeover_keeps_how_histories_are_compared(client):
     """Its turns are known by keys of that kind: a successor that states nothing compares as they were recorded."""
     old = await client.create(matching=["exact"])
     reply = await client.say(old, [user("go")])
-    await client.http.post("/sessions/drain")
-    await client.http.post("/sessions/resume")
-    new = await client.create(resumes=old.session_id)
+    new = await successor_of(client, old)
     await client.say(new, [user("go"), reply | {"content": "one\n"}, user("more")])
     again = await client.http.post("/sessions", json={"matching": ["exact"], "resumes": new.session_id})
     turns = (await client.record(new))["turns"]
@@ -79,9 +84,7 @@ async def test_turns_behind_an_incomplete_one_are_not_taken_over():
         old = await client.create(after_incomplete="serve")
         messages = await converse(client, old, 3)
         await client.say(old, [user("something else")])
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        new = await client.create(resumes=old.session_id)
+        new = await successor_of(client, old)
         record = await client.record(new)
 
     assert len(messages) == 7
@@ -95,9 +98,7 @@ async def test_an_agent_that_asks_something_else_gets_new_answers(client, questi
     """Replaying is for the same question only."""
     old = await client.create()
     await client.say(old, [user("go")])
-    await client.http.post("/sessions/drain")
-    await client.http.post("/sessions/resume")
-    new = await client.create(resumes=old.session_id)
+    new = await successor_of(client, old)
     message = await client.say(new, [user(question)])
     record = await client.record(new)
 
@@ -110,9 +111,7 @@ async def test_a_takeover_survives_a_restart(tmp_path: Path):
     async with serving(*says("one", "two"), store=tmp_path / "sessions.db") as client:
         old = await client.create()
         messages = await converse(client, old, 2)
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        new = await client.create(resumes=old.session_id)
+        new = await successor_of(client, old)
     async with serving(*says("three"), store=tmp_path / "sessions.db") as client:
         again: list[Any] = [user("go")]
         for _ in range(2):
@@ -132,9 +131,7 @@ async def test_tokens_of_turns_that_are_left_behind_are_in_the_ledger(tmp_path: 
         cut = await client.say(old, [user("go")], max_tokens=6)
         await client.say(old, [user("go"), cut, user("more")])
         generated = (await client.record(old))["ledger"]["generated"]
-        await client.http.post("/sessions/drain")
-        await client.http.post("/sessions/resume")
-        new = await client.create(resumes=old.session_id)
+        new = await successor_of(client, old)
         record = await client.record(new)
     async with serving(store=tmp_path / "s.db") as client:
         restored = await client.record(new)

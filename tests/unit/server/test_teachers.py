@@ -62,17 +62,6 @@ def one(teacher: ScriptedEngine, after: TeachAfter = TeachAfter.TURN, top_k: int
     return with_teachers(TeacherSpec("big", lambda: teacher, after, top_k))
 
 
-async def take_turns(
-    client: Client[Any], session: Served, turns: int, history: Sequence[Message] = ()
-) -> list[Message]:
-    """The history after `turns` more."""
-    messages = list(history)
-    for number in range(turns):
-        messages.append(user(f"question {number}"))
-        messages.append(await client.say(session, messages))
-    return messages
-
-
 async def collect(client: Client[Any], session: Served) -> list[Sample]:
     return [sample_from_json(each) for each in await client.samples(session)]
 
@@ -91,10 +80,10 @@ async def test_every_sampled_token_has_its_teachers_logprob() -> None:
     """Across branches and updates of the policy; each turn is asked for once, from its first token on."""
     teacher = Teacher()
     async with session_on(*says("one", "two", "three", "four"), settings=one(teacher)) as (client, session):
-        history = await take_turns(client, session, 2)
+        history = await client.converse(session, 2)
         await client.engine.update_weights(Path("w"), "1")
-        await take_turns(client, session, 1, history)
-        await take_turns(client, session, 1, history[:2])
+        await client.converse(session, 1, history)
+        await client.converse(session, 1, history[:2])
         samples = await collect(client, session)
 
     assert len(samples) == 2
@@ -107,11 +96,11 @@ async def test_a_turn_is_scored_while_the_tool_runs() -> None:
     """Nobody has collected yet."""
     teacher = Teacher()
     async with session_on(*says("one", "two"), settings=one(teacher)) as (client, session):
-        history = await take_turns(client, session, 1)
+        history = await client.converse(session, 1)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None
         await eventually(lambda: "big" in held.turn(0).teachers)
-        await take_turns(client, session, 1, history)
+        await client.converse(session, 1, history)
         await eventually(lambda: "big" in held.turn(1).teachers)
         assert len(teacher.asked) == 2
         await collect(client, session)
@@ -122,7 +111,7 @@ async def test_a_teacher_of_the_end_scores_all_turns_at_once() -> None:
     """One request, when samples are collected."""
     teacher = Teacher()
     async with session_on(*says("one", "two", "three"), settings=one(teacher, TeachAfter.END)) as (client, session):
-        await take_turns(client, session, 3)
+        await client.converse(session, 3)
         assert teacher.asked == []
         [sample] = await collect(client, session)
     must_be_taught(sample)
@@ -133,10 +122,10 @@ async def test_versions_are_the_teachers_own() -> None:
     """A teacher that changes its weights in mid-rollout says so."""
     teacher = Teacher()
     async with session_on(*says("one", "two"), settings=one(teacher)) as (client, session):
-        history = await take_turns(client, session, 1)
+        history = await client.converse(session, 1)
         await eventually(lambda: len(teacher.asked) == 1)
         await teacher.update_weights(Path("w"), "7")
-        await take_turns(client, session, 1, history)
+        await client.converse(session, 1, history)
         [sample] = await collect(client, session)
     must_be_taught(sample, ("0", "7"))
 
@@ -148,52 +137,12 @@ async def test_sessions_choose_their_teachers() -> None:
         both, none = await client.create(), await client.create(teachers=[])
         small = await client.create(teachers=["small"])
         for session in (both, none, small):
-            await take_turns(client, session, 1)
+            await client.converse(session, 1)
         columns = [[*sample.teachers] for session in (both, none, small) for sample in await collect(client, session)]
         refused = await client.http.post("/sessions", json={"teachers": ["tall"]})
     assert columns == [["big", "small"], [], ["small"]]
     assert refused.status_code == 400
     assert "teachers: expected some of big, small; got tall" in refused.text
-
-
-async def test_scores_survive_eviction_restart_and_takeover(tmp_path: Path) -> None:
-    """The store has them: no turn is asked for again."""
-    clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
-    paging = with_teachers(TeacherSpec("big", lambda: teacher), idle_page_out_s=60.0)
-    async with session_on(*says("one", "two"), store=store, settings=paging, clock=clock) as (client, session):
-        history = await take_turns(client, session, 2)
-        await collect(client, session)
-        held = client.server.sessions.in_memory(session.session_id)
-        assert held is not None
-        await client.server._turns.store.set_phase(held)  # behind the notes of deliveries
-        clock.now += 60.0
-        assert await client.server.sessions.page_out_idle() == 1
-        [evicted] = await collect(client, session)
-        must_be_taught(evicted)
-    assert len(teacher.asked) == 2
-
-    async with serving(*says("three"), store=store, settings=one(teacher)) as client:
-        await client.http.post(f"/sessions/{session.session_id}/drain")
-        heir = await client.create(resumes=session.session_id)
-        await take_turns(client, heir, 1, history)
-        [sample] = await collect(client, heir)
-    must_be_taught(sample)
-    assert len(teacher.asked) == 3
-
-
-async def test_an_heir_keeps_the_scores_of_what_it_inherits(tmp_path: Path) -> None:
-    """A resumed rollout's teacher scores only what is new."""
-    teacher = Teacher()
-    async with session_on(*says("one", "two"), store=tmp_path / "s.db", settings=one(teacher)) as (client, session):
-        history = await take_turns(client, session, 1)
-        await collect(client, session)
-        await client.http.post(f"/sessions/{session.session_id}/end")
-        heir = await client.create(inherits={"session_id": session.session_id})
-        assert await take_turns(client, heir, 1) == history
-        await take_turns(client, heir, 1, history)
-        [sample] = await collect(client, heir)
-    must_be_taught(sample)
-    assert len(teacher.asked) == 2
 
 
 def must_have_tops(sample: Sample, top_k: int) -> None:
@@ -211,8 +160,8 @@ async def test_most_likely_tokens_survive_branches_eviction_restart_and_inherita
     clock, store, teacher = SetClock(), tmp_path / "s.db", Teacher()
     paging = with_teachers(TeacherSpec("big", lambda: teacher, top_k=3), idle_page_out_s=60.0)
     async with session_on(*says("one", "two", "three"), store=store, settings=paging, clock=clock) as (client, session):
-        history = await take_turns(client, session, 2)
-        await take_turns(client, session, 1, history[:2])
+        history = await client.converse(session, 2)
+        await client.converse(session, 1, history[:2])
         branches = await collect(client, session)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None
@@ -223,8 +172,8 @@ async def test_most_likely_tokens_survive_branches_eviction_restart_and_inherita
         await client.http.post(f"/sessions/{session.session_id}/end")
     async with serving(*says("four"), store=store, settings=one(teacher, top_k=3)) as client:
         heir = await client.create(inherits={"session_id": session.session_id})
-        assert await take_turns(client, heir, 2) == history
-        await take_turns(client, heir, 1, history)
+        assert await client.converse(heir, 2) == history
+        await client.converse(heir, 1, history)
         branches += await collect(client, heir)
     assert len(branches) == 5
     for sample in branches:
@@ -237,7 +186,7 @@ async def test_more_most_likely_tokens_than_the_engine_returns_are_refused() -> 
     """By name, and nothing is asked."""
     teacher = Teacher()
     async with session_on(*says("one"), settings=one(teacher, top_k=6)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
     assert sample.metadata["teachers"]["big"]["reason"] == "engine_rejected"
     assert (teacher.asked, sample.teacher_tops) == ([], {})
@@ -250,9 +199,9 @@ async def test_most_likely_tokens_beyond_the_limit_in_bytes_are_missing() -> Non
     )
     async with serving(*says("one", "two"), settings=bound) as client:
         session = await client.create()
-        history = await take_turns(client, session, 1)
+        history = await client.converse(session, 1)
         await collect(client, session)
-        await take_turns(client, session, 1, history)
+        await client.converse(session, 1, history)
         [sample] = await collect(client, session)
     told = sample.metadata["teachers"]["big"]
     assert (told["missing"], told["reason"]) == (4, "over_limit")
@@ -274,16 +223,6 @@ def _top(scoring: PromptLogprobs) -> TopLogprobs:
     return scoring.top
 
 
-@pytest.mark.parametrize("answer", WRONG_TOPS.values(), ids=WRONG_TOPS)
-async def test_wrong_most_likely_tokens_are_missing(answer: Answer) -> None:
-    """With the score that came beside them."""
-    async with session_on(*says("one"), settings=one(Teacher(answer), top_k=3)) as (client, session):
-        await take_turns(client, session, 1)
-        [sample] = await collect(client, session)
-    assert sample.metadata["teachers"]["big"]["reason"] == "engine_reply_invalid"
-    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
-
-
 def _broken(error: EngineError) -> Answer:
     def fail(_: PromptLogprobs) -> PromptLogprobs:
         raise error
@@ -300,13 +239,17 @@ WRONG: Mapping[str, Answer] = {
 }
 
 
-@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
-async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
-    """Nothing false is kept, nothing is zero, and the turn was served."""
-    async with session_on(*says("one"), settings=one(Teacher(answer))) as (client, session):
-        await take_turns(client, session, 1)
+@pytest.mark.parametrize(
+    ("answer", "top_k"),
+    [*((answer, 0) for answer in WRONG.values()), *((answer, 3) for answer in WRONG_TOPS.values())],
+    ids=[*WRONG, *(f"most likely: {name}" for name in WRONG_TOPS)],
+)
+async def test_a_wrong_answer_is_missing(answer: Answer, top_k: int) -> None:
+    """Nothing false is kept, nothing is zero, and the turn was served; a score goes with its most likely tokens."""
+    async with session_on(*says("one"), settings=one(Teacher(answer), top_k=top_k)) as (client, session):
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
-    assert np.isnan(sample.teachers["big"]).all()
+    assert (np.isnan(sample.teachers["big"]).all(), sample.teacher_tops) == (True, {})
     missing = int((sample.behavior_versions >= 0).sum())
     told = {"versions": [], "missing": missing, "reason": "engine_reply_invalid"}
     assert sample.metadata["teachers"]["big"] == told
@@ -315,8 +258,8 @@ async def test_a_wrong_answer_is_missing(answer: Answer) -> None:
 async def test_a_turn_beyond_the_teachers_context_is_missing() -> None:
     """Earlier ones are scored."""
     async with session_on(*says("one", "two"), settings=one(Teacher(context_length=60))) as (client, session):
-        history = await take_turns(client, session, 1)
-        await take_turns(client, session, 1, [*history[:1], history[1]])
+        history = await client.converse(session, 1)
+        await client.converse(session, 1, [*history[:1], history[1]])
         [sample] = await collect(client, session)
     column, is_sampled = sample.teachers["big"], sample.behavior_versions >= 0
     ends = sample.tokens.size - sample.response_length + np.flatnonzero(is_sampled & ~np.isnan(column))
@@ -329,7 +272,7 @@ async def test_a_teacher_that_does_not_score_is_named() -> None:
     """The turn was served, and its tokens are missing."""
     teacher = Teacher(_broken(EngineRejected("this engine scores nothing")))
     async with session_on(*says("one"), settings=one(teacher)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
         metrics = (await client.http.get("/metrics")).text
     assert np.isnan(sample.teachers["big"]).all()
@@ -351,7 +294,7 @@ async def test_a_teacher_that_is_away_is_named_and_waited_for_by_nobody(error: E
 
     teacher = Reached()
     async with session_on(*says("one"), settings=one(teacher)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         [sample] = await collect(client, session)
         assert sample.metadata["teachers"]["big"]["reason"] == error.code
         away = False
@@ -376,10 +319,10 @@ async def test_a_request_that_breaks_the_teacher_is_not_repeated_for_ever(monkey
     teacher = Teacher(answer)
     async with serving(*says("one"), settings=one(teacher)) as client:
         first, second = await client.create(), await client.create()
-        await take_turns(client, first, 1)
+        await client.converse(first, 1)
         await eventually(lambda: len(teacher.asked) == 3)
         breaks = False
-        await take_turns(client, second, 1)
+        await client.converse(second, 1)
         [sample] = await collect(client, second)
     must_be_taught(sample)
     assert len(teacher.asked) == 4
@@ -396,7 +339,7 @@ async def test_a_slow_teacher_delays_no_turn(monkeypatch: pytest.MonkeyPatch) ->
             return await super().score(input_ids, start=start, session_id=session_id)
 
     async with session_on(*says("one", "two"), settings=one(Slow())) as (client, session):
-        await take_turns(client, session, 2)
+        await client.converse(session, 2)
         [sample] = await collect(client, session)
         assert sample.metadata["teachers"]["big"]["reason"] == NOT_IN_TIME
         blocked.set()
@@ -468,7 +411,7 @@ async def _play(moves: Sequence[str], teacher: Teacher) -> list[Sample]:
             if move == "update":
                 await client.engine.update_weights(Path("w"), str(number + 1))
                 continue
-            history = await take_turns(client, session, 1, history[:2] if move == "branch" else history)
+            history = await client.converse(session, 1, history[:2] if move == "branch" else history)
         return await collect(client, session)
 
 
@@ -508,10 +451,10 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
 
 async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -> None:
     """In memory and in the store, from which a restarted server reads them."""
-    specs = [TeacherSpec(name, Teacher) for name in ("big", "small")]
-    store = tmp_path / "s.db"
+    big, store = Teacher(), tmp_path / "s.db"
+    specs = [TeacherSpec("big", lambda: big), TeacherSpec("small", Teacher)]
     async with session_on(*says("one"), store=store, settings=with_teachers(*specs)) as (client, session):
-        history = await take_turns(client, session, 1)
+        history = await client.converse(session, 1)
         await collect(client, session)
         await client.http.post(f"/sessions/{session.session_id}/drain")
         heir = await client.create(resumes=session.session_id)
@@ -519,10 +462,11 @@ async def test_a_takeover_moves_the_scores_of_several_teachers(tmp_path: Path) -
         held = client.server.sessions.in_memory(heir.session_id)
         assert held is not None
         assert [*held.turn(0).teachers] == ["big", "small"]
-        await take_turns(client, heir, 1, history)
+        await client.converse(heir, 1, history)
         [sample] = await collect(client, heir)
     must_be_taught(sample)
     must_be_taught(sample, name="small")
+    assert len(big.asked) == 2
 
 
 async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:
@@ -543,7 +487,7 @@ async def test_an_aborted_turn_of_a_drained_session_is_scored() -> None:
 async def test_scores_of_other_tokens_are_not_taken() -> None:
     """The turn changed while its teacher was asked."""
     async with session_on(*says("one"), settings=one(Teacher(), TeachAfter.END)) as (client, session):
-        await take_turns(client, session, 1)
+        await client.converse(session, 1)
         held = client.server.sessions.in_memory(session.session_id)
         assert held is not None
         task = next_teaching(held, "big", 1 << 20)
@@ -560,8 +504,8 @@ async def test_a_session_that_cannot_be_planned_goes_without_alone(monkeypatch: 
     teacher = Teacher()
     async with serving(*says("one"), settings=one(teacher)) as client:
         bad, good = await client.create(metadata={"bad": True}), await client.create()
-        await take_turns(client, bad, 1)
-        await take_turns(client, good, 1)
+        await client.converse(bad, 1)
+        await client.converse(good, 1)
         [sample] = await collect(client, good)
         assert not client.server.teachers._teachers["big"]._problem
     must_be_taught(sample)

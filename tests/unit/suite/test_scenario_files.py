@@ -20,7 +20,8 @@ from tests.harness_command import write_scenario
 AN_AGENT = "expected a bundled agent, a script, a profile or a command"
 
 
-def _problems(directory: Path) -> list[str]:
+def problems_of(directory: Path) -> list[str]:
+    """What is said of a scenario that cannot be loaded, line by line, without the name of its file."""
     with pytest.raises(ScenarioError) as caught:
         load_scenario(directory)
     prefix = f"{directory / 'scenario.toml'}: "
@@ -54,7 +55,7 @@ def _problems(directory: Path) -> list[str]:
 )
 def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], problem: str):
     """File, key, what was expected, what came, and the closest key there is."""
-    assert _problems(write_scenario(tmp_path / "s", **keys)) == [problem]
+    assert problems_of(write_scenario(tmp_path / "s", **keys)) == [problem]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_a_function_that_cannot_play_is_refused(tmp_path: Path, keys: dict[str, 
     """Before anything runs: two agents, a file that is not there, and faults that signal processes."""
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "play.py").write_text("async def run(**kwargs): ...")
-    [said] = _problems(write_scenario(tmp_path / "s", **keys))
+    [said] = problems_of(write_scenario(tmp_path / "s", **keys))
 
     assert said.startswith(problem)
 
@@ -135,13 +136,13 @@ def test_a_function_is_known_by_every_file_beside_it(tmp_path: Path, changed: st
 )
 def test_services_that_cannot_be_are_refused(tmp_path: Path, keys: dict[str, Any], problem: str):
     """A mix without a router, an engine that is no lane, and two engines for one scenario."""
-    [said] = _problems(write_scenario(tmp_path / "s", **keys))
+    [said] = problems_of(write_scenario(tmp_path / "s", **keys))
 
     assert said.startswith(problem)
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path):
-    assert len(_problems(write_scenario(tmp_path / "s", seed=-1, concurrency=0, nmae="x"))) == 3
+    assert len(problems_of(write_scenario(tmp_path / "s", seed=-1, concurrency=0, nmae="x"))) == 3
 
 
 def test_a_prompt_needs_a_text_from_somewhere(tmp_path: Path):
@@ -149,7 +150,7 @@ def test_a_prompt_needs_a_text_from_somewhere(tmp_path: Path):
     directory = write_scenario(tmp_path / "s", prompts=[{"text": "Hello."}, {}])
     (directory / "instruction.md").unlink()
 
-    assert _problems(directory) == ["prompts[1].text: expected a text, got nothing; give one or write instruction.md"]
+    assert problems_of(directory) == ["prompts[1].text: expected a text, got nothing; give one or write instruction.md"]
 
 
 @pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe"])
@@ -157,7 +158,7 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path, content: bytes):
     directory = write_scenario(tmp_path / "s")
     (directory / "scenario.toml").write_bytes(content)
 
-    assert len(_problems(directory)) == 1
+    assert len(problems_of(directory)) == 1
 
 
 def test_a_suite_is_a_folder_of_scenarios(tmp_path: Path):
@@ -211,7 +212,7 @@ def test_a_profile_of_any_name_is_read_when_the_scenario_is(tmp_path: Path):
     """With its file and key; one that installs nothing needs no lock file and no version command."""
     scenario = write_scenario(tmp_path / "s", agent={"profile": "mine.toml"})
     profile = scenario / "mine.toml"
-    assert f"{AN_AGENT}, got 'mine.toml'" in _problems(scenario)[0]
+    assert f"{AN_AGENT}, got 'mine.toml'" in problems_of(scenario)[0]
     for text, words in (
         (PROFILE.replace("command", "comand"), "comand"),
         (PROFILE + '\n[install]\nkind = "python"\npackage = "x"\n', "version_command: expected a command"),
@@ -232,7 +233,7 @@ def test_a_profile_of_any_name_is_read_when_the_scenario_is(tmp_path: Path):
 def test_files_of_an_agent_are_in_the_folder(tmp_path: Path, name: str, problem: str):
     scenario = write_scenario(tmp_path / "s", agent={"command": ["true"], "files": [name]})
     expected = f"agent.files: expected a file or folder in {scenario}, got {name!r}, which {problem}"
-    assert _problems(scenario) == [expected]
+    assert problems_of(scenario) == [expected]
 
 
 async def test_a_command_has_its_files_setup_and_directory(tmp_path: Path):

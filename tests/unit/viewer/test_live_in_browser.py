@@ -2,19 +2,17 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser
 
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
-from tests.browser import HOSTILE, PATIENCE_S, Sight, browsing, looking_at
+from tests.browser import HOSTILE, PATIENCE_S, Sight, looking_at
 from tests.builders import user
 from tests.session_servers.served import Client, says, serving
 
@@ -23,12 +21,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(
 TOKEN = "the-operators-own"
 SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.12)
 SETTINGS = ServerSettings(admin_token=TOKEN)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
-async def _browser() -> AsyncIterator[Browser]:
-    async with browsing() as browser:
-        yield browser
 
 
 def live(client: Client) -> AbstractAsyncContextManager[RunningPage]:

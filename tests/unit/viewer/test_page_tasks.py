@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from playwright.async_api import Browser, Locator
 
 from harness.cli.look.view import view
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.types import Json
-from tests.browser import Sight, browsing, looking_at
+from tests.browser import Sight, looking_at
 from tests.builders import tool, user
 from tests.session_servers.served import Client, says, session_on, url_of
 from tests.toy_model import write_toy_model
@@ -25,12 +24,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group(
 MOST_ACTIONS = 3
 SAMPLING: Json = {"temperature": 0.5, "top_k": 7, "stop": ["never"], "seed": 3}
 ANSWERS = ["Is it 'ten'?", 'In "TOML": \\ \x7f\n \u00e9.']
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", name="browser")
-async def _browser() -> AsyncIterator[Browser]:
-    async with browsing() as browser:
-        yield browser
 
 
 class Reader:

@@ -211,9 +211,17 @@ class ChatTemplateTokenizer:
         if text is None:
             return None
         if end is not None:
-            ends = [self.tokenizer.token_text(token_id) for token_id in (end, *self.end_ids)]
+            ends = [*map(self.tokenizer.token_text, (end, *self.end_ids)), self._closing]
             text = text.removeprefix(next((each for each in ends if text.startswith(each)), ""))
         return guard.encode(text)
+
+    @cached_property
+    def _closing(self) -> str:
+        """Markers by which the template ends an answer, if there are several, as Cohere's has."""
+        text = self._trick.close_text
+        ends = [end for end in map(self.tokenizer.token_text, self.end_ids) if end in text]
+        closing = text[: min((text.index(end) + len(end) for end in ends), default=0)]
+        return "" if self.tokenizer.marker_pattern.sub("", closing) else closing
 
     def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         """Return the text between a dummy answer and the next one."""

@@ -358,6 +358,29 @@ def test_any_declared_end_is_one_end(closes, ends, end, new, written):
     assert chat.tokenizer.decode(chat.extend_ids(answered(assistant("x"), last), [new], [])) == written
 
 
+@pytest.mark.parametrize("more", [{}, {"name": "n"}], ids=["kept", "rendered"])
+@pytest.mark.parametrize(
+    ("last", "written"),
+    [
+        ("<|eot|>", "<|user|>\nb<|assistant|>\n<|begin|>"),
+        ("<|eom|>", "<|user|>\nb<|assistant|>\n<|begin|>"),
+        ("x", "<|end|><|eot|><|user|>\nb<|assistant|>\n<|begin|>"),
+    ],
+)
+def test_an_end_of_two_markers_is_one_end(last, written, more):
+    """As Cohere's: a marker of the text, and one of the turn."""
+    source = ROLES.replace("\n{{ m.content }}", "\n{{ '<|begin|>' if m.role == 'assistant' }}{{ m.content }}")
+    source = source.replace("'<|eot|>'", "'<|end|><|eot|>'").replace("<|assistant|>\n", "<|assistant|>\n<|begin|>")
+    tokenizer = with_tokens(
+        "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|eot|>", "<|eom|>", ends=("<|eot|>", "<|eom|>")
+    )
+    chat = ChatTemplateTokenizer(tokenizer, JinjaTemplate(source, {"closes": True}))
+
+    ids = chat.extend_ids(answered(assistant("x"), tokenizer.encode(last)[0]), [user("b") | more], [])
+
+    assert tokenizer.decode(ids) == written
+
+
 UNKNOWN = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content }}{% for call in m.tool_calls or [] %}<calling>{{ call.function.name }}:"

@@ -54,7 +54,7 @@ class CachedSuffix:
     runs: tuple[_Fixed | _Open, ...]
     first_marker: int | None
     closing: int
-    """Number of markers at the beginning by which the template ends an answer."""
+    """Number of runs at the beginning by which the template ends an answer."""
     form: TextForm = _as_it_is
 
     def encode(self, contents: Sequence[str], tokenizer: Tokenizer, end: int | None) -> list[int]:
@@ -120,6 +120,9 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
         stretches += filter(None, (text[position : marker.start()], marker.group()))
         position = marker.end()
     stretches += filter(None, (text[position:],))
+    markers = [*map(tokenizer.marker_id, stretches)]
+    begin = takewhile(lambda i: markers[i] is not None or stretches[i].isspace(), range(len(stretches)))
+    closing = next((i + 1 for i in begin if markers[i] in end_ids), 0)
     for form in _TEXT_FORMS:
         marks = [form(slot) for slot in slots]
         if any(text.count(mark) != 1 for mark in marks):
@@ -131,6 +134,4 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
                 runs.append(_Fixed(tuple(tokenizer.encode(stretch))))
             else:
                 runs.append(_Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece)))
-        markers = [*takewhile(lambda marker: marker is not None, map(tokenizer.marker_id, stretches))]
-        closing = next((number for number, marker in enumerate(markers, start=1) if marker in end_ids), 0)
-        yield CachedSuffix(tuple(runs), markers[0] if markers else None, closing, form)
+        yield CachedSuffix(tuple(runs), markers[0], closing, form)

@@ -217,11 +217,13 @@ class ChatTemplateTokenizer:
 
     @cached_property
     def _closing(self) -> str:
-        """Markers by which the template ends an answer, if there are several, as Cohere's has."""
-        text = self._trick.close_text
+        """White space and markers by which the template ends an answer."""
+        text = (
+            self.dummy_text(Transition(False, False, 0, ("user",), False), dummy_messages(["user"], ["text"]), ()) or ""
+        )
         ends = [end for end in map(self.tokenizer.token_text, self.end_ids) if end in text]
         closing = text[: min((text.index(end) + len(end) for end in ends), default=0)]
-        return "" if self.tokenizer.marker_pattern.sub("", closing) else closing
+        return "" if self.tokenizer.marker_pattern.sub("", closing).strip() else closing
 
     def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         """Return the text between a dummy answer and the next one."""

@@ -359,26 +359,18 @@ def test_any_declared_end_is_one_end(closes, ends, end, new, written):
 
 
 @pytest.mark.parametrize("more", [{}, {"name": "n"}], ids=["kept", "rendered"])
-@pytest.mark.parametrize(
-    ("last", "written"),
-    [
-        ("<|eot|>", "<|user|>\nb<|assistant|>\n<|begin|>"),
-        ("<|eom|>", "<|user|>\nb<|assistant|>\n<|begin|>"),
-        ("x", "<|end|><|eot|><|user|>\nb<|assistant|>\n<|begin|>"),
-    ],
-)
-def test_an_end_of_two_markers_is_one_end(last, written, more):
-    """As Cohere's: a marker of the text, and one of the turn."""
-    source = ROLES.replace("\n{{ m.content }}", "\n{{ '<|begin|>' if m.role == 'assistant' }}{{ m.content }}")
-    source = source.replace("'<|eot|>'", "'<|end|><|eot|>'").replace("<|assistant|>\n", "<|assistant|>\n<|begin|>")
-    tokenizer = with_tokens(
-        "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|eot|>", "<|eom|>", ends=("<|eot|>", "<|eom|>")
-    )
+@pytest.mark.parametrize("last", ["<|eot|>", "<|eom|>", "x"])
+@pytest.mark.parametrize("closing", ["<|end|><|eot|>", "\\n<|eot|>"], ids=["markers", "a line"])
+def test_an_end_of_several_parts_is_one_end(closing, last, more):
+    """Cohere's has a marker of the text and one of the turn; others begin a line."""
+    source = ROLES.replace("'<|eot|>'", f"'{closing}'")
+    tokenizer = with_tokens("<|end|>", "<|user|>", "<|assistant|>", "<|eot|>", "<|eom|>", ends=("<|eot|>", "<|eom|>"))
     chat = ChatTemplateTokenizer(tokenizer, JinjaTemplate(source, {"closes": True}))
 
     ids = chat.extend_ids(answered(assistant("x"), tokenizer.encode(last)[0]), [user("b") | more], [])
 
-    assert tokenizer.decode(ids) == written
+    written = closing.replace("\\n", "\n") if last == "x" else ""
+    assert tokenizer.decode(ids) == f"{written}<|user|>\nb<|assistant|>\n"
 
 
 UNKNOWN = (

@@ -156,8 +156,8 @@ class ChatTemplateTokenizer:
         known = [plain, THINK, THOUGHT, *(call.arguments for call in _CALLS)]
         return next((text for text in found if _WORD.search(text) and not any(text in each for each in known)), None)
 
-    def call_beginning_ids(self, name: str | None) -> list[int]:
-        return self._reader.call_beginning_ids(name)
+    def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
+        return self._reader.call_beginning_ids(name, context_ids)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         return self._reader.read(output, tools)

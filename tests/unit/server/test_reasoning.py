@@ -13,7 +13,7 @@ from harness.server.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer
-from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
+from tests.builders import body, new_session, patient_client, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.served import serving_with
 
 
@@ -37,6 +37,23 @@ async def test_an_answer_under_a_schema_is_content_where_the_prompt_begins_reaso
         said = await client.say(await client.create(), [user("a")], response_format=wish)
 
     assert (said["content"], said.get("reasoning_content")) == ('{"a": 1}', reasoning)
+
+
+@pytest.mark.parametrize("prompt_end", ["", "<think>\n"])
+async def test_a_required_call_is_no_draft_where_the_prompt_begins_reasoning(prompt_end):
+    """The reasoning is closed first, so the model that closes it again has made its call."""
+    chat_tokenizer = reasoning_tokenizer(prompt_end)
+    step = ScriptStep(text='add", "arguments": {"a": 1}}\n</tool_call>\n</think>')
+    async with serving_with(
+        ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(step,))), chat_tokenizer=chat_tokenizer
+    ) as client:
+        session = await client.create()
+        said = await client.say(session, [user("a")], tools=[tool("add")], tool_choice="required")
+        prompt = chat_tokenizer.tokenizer.decode((await client.record(session))["turns"][0]["prompt_ids"])
+
+    closed = "<think>\n</think>\n\n" if prompt_end else ""
+    assert prompt.endswith(f'assistant\n{closed}<tool_call>\n{{"name": "')
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 1}']
 
 
 @pytest.mark.parametrize(("text", "parent"), [("hm", 0), ("", 0), ("rewritten", None)])

@@ -112,7 +112,7 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = False
 
 
-class _Reasoning(msgspec.Struct):
+class _Effort(msgspec.Struct):
     """Wish in the form of OpenRouter."""
 
     effort: str | None = None
@@ -164,7 +164,7 @@ _REFUSED_IN_MESSAGES: Mapping[str, str] = {
     **dict.fromkeys(("prefix", "partial"), REFUSED["continue_final_message"]),
 }
 _decoder = BodyDecoder(_ChatBody, ignored=(*_SETTINGS, *_MEANINGLESS))
-_reasoning_decoder = BodyDecoder(_Reasoning)
+_reasoning_decoder = BodyDecoder(_Effort)
 _message_decoder = msgspec.json.Decoder(_WireMessage)
 _tool_decoder = msgspec.json.Decoder(_Tool)
 _object_decoder = msgspec.json.Decoder(dict[str, Any])

@@ -225,9 +225,11 @@ class Prompts:
         assert ids is not None, "a whole conversation can always be rendered, or is refused"
         return AttachPoint(None, 0, point.key), ids
 
-    def forced_ids(self, asked: ModelRequest) -> list[int]:
+    def forced_ids(self, asked: ModelRequest, context_ids: Sequence[int] = ()) -> list[int]:
         """Return the start of an answer that must be a tool call: part of the prompt, never trained."""
-        return self.chat_tokenizer.call_beginning_ids(asked.tool_name) if asked.tool_mode is ToolMode.REQUIRED else []
+        if asked.tool_mode is not ToolMode.REQUIRED:
+            return []
+        return self.chat_tokenizer.call_beginning_ids(asked.tool_name, context_ids)
 
     def _bind(self, session: Session, asked: ModelRequest) -> tuple[ModelRequest, ChatTokenizer]:
         # Precedence of template variables: request, session, server.
@@ -280,6 +282,6 @@ class Prompts:
                     after_tools=before.after_tools,
                 )
                 ids = call.chat.extend_ids(previous, new, asked.tools)
-            return None if ids is None else as_ids([*ids, *self.forced_ids(asked)])
+            return None if ids is None else as_ids([*ids, *self.forced_ids(asked, ids)])
 
         return await self.heavy_work.do(size, partial(work, rest_between)) if size > _LONG_TEXT else work()

@@ -346,6 +346,9 @@ class TurnService:
         sampled = self._unread(call, admission)._replace(ids=output.ids.tolist(), stop=stop)
         tools = _tools(call.request)
         parsed = self.chat_tokenizer.parse(sampled, tools)
+        if admission.params.json_schema is not None and not parsed.content:
+            # Most engines hold the first token to the grammar, even where the prompt has begun the reasoning.
+            parsed = self.chat_tokenizer.parse(sampled._replace(context_ids=()), tools)
         is_at_own_stop = (
             output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         )

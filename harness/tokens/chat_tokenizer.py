@@ -105,8 +105,8 @@ class ChatTokenizer(Protocol):
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTokenizer":
         """Add `variables` for the template. Raises `MalformedRequest` naming those that it does not read or take."""
 
-    def call_beginning_ids(self, name: str | None) -> list[int]:
-        """Return the beginning of a required call (of `name`)."""
+    def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
+        """Return the beginning of a required call (of `name`), after the end of reasoning that `context_ids` begin."""
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Return the parts of an output. Without `tools` nothing is a call. Never raises."""

@@ -112,7 +112,9 @@ class OutputReader:
         found = [token_id for token_id in ids if token_id in self._structure_ids]
         return found[-1] == self._think_ids[1] and not {*found} - {*self._think_ids}
 
-    def call_beginning_ids(self, name: str | None) -> list[int]:
+    def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
         ours, named = self.syntax.beginning(name)
+        if self.ends_in_reasoning(context_ids):
+            ours = f"{THOUGHT}\n\n{ours}"
         # The name is the agent's text. Plain encoding keeps it from forging a marker.
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])

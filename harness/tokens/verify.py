@@ -143,9 +143,11 @@ def check_closed(family: FamilyUnderTest, case: Exchange) -> Mismatch | None:
     cut = _extension(family, case, family.chat.tokenizer.encode_plain("cut"))
     closing, rest = cut[: len(cut) - len(ended)], cut[len(cut) - len(ended) :]
     ends = family.template.end_ids  # empty if no marker ends an answer: the end is then always prompt
-    is_closed = rest == ended and len(closing) == min(1, len(ends)) and ends.issuperset(closing)
-    decode, answer = family.chat.tokenizer.decode, family.chat.tokenizer.encode_plain("answer")
-    for end in family.chat.tokenizer.eos_ids - ends if ends else ():
+    tokenizer, closing_ids = family.chat.tokenizer, ends.intersection(closing[-1:])
+    other_text = tokenizer.marker_pattern.sub("", tokenizer.decode(closing)).strip()
+    is_closed = rest == ended and bool(closing) == bool(closing_ids) == bool(ends) and not other_text
+    decode, answer = tokenizer.decode, tokenizer.encode_plain("answer")
+    for end in tokenizer.eos_ids - ends if ends else ():
         behind = _extension(family, case, [*answer, end])
         if behind != (ended[1:] if ended[0] == end else ended):
             return _compare(case, f"{decode([end])}, {decode(ended)}", decode([end, *behind]))

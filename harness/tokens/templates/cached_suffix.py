@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import NamedTuple
 
 from harness.tokens.delimiter import Transition, dummy_messages, dummy_tools
@@ -53,16 +53,16 @@ class _Open(NamedTuple):
 class CachedSuffix:
     runs: tuple[_Fixed | _Open, ...]
     first_marker: int | None
-    closes: bool
-    """True if the template ends answers with the first marker."""
+    closing: int
+    """Number of runs at the beginning by which the template ends an answer."""
     form: TextForm = _as_it_is
 
     def encode(self, contents: Sequence[str], tokenizer: Tokenizer, end: int | None) -> list[int]:
         """Return the ids with `contents` in the holes. An answer that ended with `end` needs no other end."""
         texts = [self.form(content) for content in contents]
         ids: list[int] = []
-        is_written = end is not None and (self.closes or self.first_marker == end)
-        for run in self.runs[1:] if is_written else self.runs:
+        written = 0 if end is None else self.closing or int(self.first_marker == end)
+        for run in self.runs[written:]:
             if isinstance(run, _Fixed):
                 ids += run.ids
             else:
@@ -120,6 +120,9 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
         stretches += filter(None, (text[position : marker.start()], marker.group()))
         position = marker.end()
     stretches += filter(None, (text[position:],))
+    markers = [*map(tokenizer.marker_id, stretches)]
+    begin = takewhile(lambda i: markers[i] is not None or stretches[i].isspace(), range(len(stretches)))
+    closing = next((i + 1 for i in begin if markers[i] in end_ids), 0)
     for form in _TEXT_FORMS:
         marks = [form(slot) for slot in slots]
         if any(text.count(mark) != 1 for mark in marks):
@@ -131,5 +134,4 @@ def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozens
                 runs.append(_Fixed(tuple(tokenizer.encode(stretch))))
             else:
                 runs.append(_Open(tuple(marks.index(piece) if piece in marks else piece for piece in pieces if piece)))
-        first = tokenizer.marker_id(stretches[0])
-        yield CachedSuffix(tuple(runs), first, first in end_ids, form)
+        yield CachedSuffix(tuple(runs), markers[0], closing, form)

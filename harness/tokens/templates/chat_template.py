@@ -156,8 +156,8 @@ class ChatTemplateTokenizer:
         known = [plain, THINK, THOUGHT, *(call.arguments for call in _CALLS)]
         return next((text for text in found if _WORD.search(text) and not any(text in each for each in known)), None)
 
-    def call_beginning_ids(self, name: str | None) -> list[int]:
-        return self._reader.call_beginning_ids(name)
+    def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
+        return self._reader.call_beginning_ids(name, context_ids)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         return self._reader.read(output, tools)
@@ -211,9 +211,19 @@ class ChatTemplateTokenizer:
         if text is None:
             return None
         if end is not None:
-            ends = [self.tokenizer.token_text(token_id) for token_id in (end, *self.end_ids)]
+            ends = [*map(self.tokenizer.token_text, (end, *self.end_ids)), self._closing]
             text = text.removeprefix(next((each for each in ends if text.startswith(each)), ""))
         return guard.encode(text)
+
+    @cached_property
+    def _closing(self) -> str:
+        """White space and markers by which the template ends an answer."""
+        text = (
+            self.dummy_text(Transition(False, False, 0, ("user",), False), dummy_messages(["user"], ["text"]), ()) or ""
+        )
+        ends = [end for end in map(self.tokenizer.token_text, self.end_ids) if end in text]
+        closing = text[: min((text.index(end) + len(end) for end in ends), default=0)]
+        return "" if self.tokenizer.marker_pattern.sub("", closing).strip() else closing
 
     def dummy_text(self, transition: Transition, messages: Sequence[Message], tools: Sequence[Json]) -> str | None:
         """Return the text between a dummy answer and the next one."""

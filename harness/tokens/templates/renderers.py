@@ -99,8 +99,8 @@ class RenderersTokenizer:
                 self._bound[key] = renderer if renderer._bridges_as_template() else template
         return self._bound[key]
 
-    def call_beginning_ids(self, name: str | None) -> list[int]:
-        return self._template.call_beginning_ids(name)
+    def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
+        return self._template.call_beginning_ids(name, context_ids)
 
     def parse(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         # Our own parsers read all that they can. The renderer reads calls that they do not know.

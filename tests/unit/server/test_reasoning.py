@@ -11,15 +11,49 @@ from harness.dialects.openai_responses import OpenAIResponses
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.store.memory import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
+from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer
-from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user
+from tests.builders import body, new_session, patient_client, tool, toy_template, toy_tokenizer, turn_service, user
+from tests.session_servers.served import serving_with
 
 
-def reasoning_tokenizer() -> ChatTemplateTokenizer:
-    """The toy tokenizer of a model that reasons between two ids of its own."""
+def reasoning_tokenizer(prompt_end: str = "") -> ChatTemplateTokenizer:
+    """The toy tokenizer of a model that reasons between two ids of its own; `prompt_end` may begin the reasoning."""
     raw = type(toy_tokenizer()._raw).from_str(toy_tokenizer()._raw.to_str())
     raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in ("<think>", "</think>")])
-    return ChatTemplateTokenizer(Tokenizer(raw, eos_ids=toy_tokenizer().eos_ids), toy_template().template)
+    template = JinjaTemplate(f"{toy_template().template.text}{{% if add_generation_prompt %}}{prompt_end}{{% endif %}}")
+    return ChatTemplateTokenizer(Tokenizer(raw, eos_ids=toy_tokenizer().eos_ids), template)
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning"), [('{"a": 1}', None), ('hm</think>{"a": 1}', "hm")], ids=["from the start", "after reasoning"]
+)
+async def test_an_answer_under_a_schema_is_content_where_the_prompt_begins_reasoning(text, reasoning):
+    """Most engines hold the first token to the grammar, so that nothing ends the reasoning; some wait for its end."""
+    chat_tokenizer = reasoning_tokenizer("<think>")
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text=text),)))
+    async with serving_with(engine, chat_tokenizer=chat_tokenizer) as client:
+        wish = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+        said = await client.say(await client.create(), [user("a")], response_format=wish)
+
+    assert (said["content"], said.get("reasoning_content")) == ('{"a": 1}', reasoning)
+
+
+@pytest.mark.parametrize("prompt_end", ["", "<think>\n"])
+async def test_a_required_call_is_no_draft_where_the_prompt_begins_reasoning(prompt_end):
+    """The reasoning is closed first, so the model that closes it again has made its call."""
+    chat_tokenizer = reasoning_tokenizer(prompt_end)
+    step = ScriptStep(text='add", "arguments": {"a": 1}}\n</tool_call>\n</think>')
+    async with serving_with(
+        ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(step,))), chat_tokenizer=chat_tokenizer
+    ) as client:
+        session = await client.create()
+        said = await client.say(session, [user("a")], tools=[tool("add")], tool_choice="required")
+        prompt = chat_tokenizer.tokenizer.decode((await client.record(session))["turns"][0]["prompt_ids"])
+
+    closed = "<think>\n</think>\n\n" if prompt_end else ""
+    assert prompt.endswith(f'assistant\n{closed}<tool_call>\n{{"name": "')
+    assert [call["function"]["arguments"] for call in said["tool_calls"]] == ['{"a": 1}']
 
 
 @pytest.mark.parametrize(("text", "parent"), [("hm", 0), ("", 0), ("rewritten", None)])

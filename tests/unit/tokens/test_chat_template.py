@@ -358,6 +358,21 @@ def test_any_declared_end_is_one_end(closes, ends, end, new, written):
     assert chat.tokenizer.decode(chat.extend_ids(answered(assistant("x"), last), [new], [])) == written
 
 
+@pytest.mark.parametrize("more", [{}, {"name": "n"}], ids=["kept", "rendered"])
+@pytest.mark.parametrize("last", ["<|eot|>", "<|eom|>", "x"])
+@pytest.mark.parametrize("closing", ["<|end|><|eot|>", "\\n<|eot|>"], ids=["markers", "a line"])
+def test_an_end_of_several_parts_is_one_end(closing, last, more):
+    """Cohere's has a marker of the text and one of the turn; others begin a line."""
+    source = ROLES.replace("'<|eot|>'", f"'{closing}'")
+    tokenizer = with_tokens("<|end|>", "<|user|>", "<|assistant|>", "<|eot|>", "<|eom|>", ends=("<|eot|>", "<|eom|>"))
+    chat = ChatTemplateTokenizer(tokenizer, JinjaTemplate(source, {"closes": True}))
+
+    ids = chat.extend_ids(answered(assistant("x"), tokenizer.encode(last)[0]), [user("b") | more], [])
+
+    written = closing.replace("\\n", "\n") if last == "x" else ""
+    assert tokenizer.decode(ids) == f"{written}<|user|>\nb<|assistant|>\n"
+
+
 UNKNOWN = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{{ m.content }}{% for call in m.tool_calls or [] %}<calling>{{ call.function.name }}:"

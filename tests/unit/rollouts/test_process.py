@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
+from tests.session_servers.served import eventually
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -123,7 +123,7 @@ async def test_an_agent_gets_sigterm_once(tmp_path: Path, watchdog: Watchdog, py
             print("done", flush=True)
     """)
     log = tmp_path / "agent.log"
-    async with running(command, tmp_path, watchdog, grace_s=5):
+    async with running(command, tmp_path, watchdog, grace_s=60):
         while "ready" not in (log.read_text() if log.exists() else ""):
             await asyncio.sleep(0.01)
 
@@ -206,12 +206,10 @@ async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, wat
         daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
         subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True, env={})
     """)
-    started = time.monotonic()
-    async with running(command, tmp_path, watchdog) as process:
+    async with asyncio.timeout(100), running(command, tmp_path, watchdog) as process:
         await process.wait()
         while not (tmp_path / "agent.log").read_text():
             await asyncio.sleep(0.01)
-    assert time.monotonic() - started < 10
 
     os.kill(int((tmp_path / "agent.log").read_text()), signal.SIGKILL)
 
@@ -223,9 +221,8 @@ async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watc
     open_files = psutil.Process().num_fds()
     with AgentLog(tmp_path / "agent.log") as log, pytest.raises((OSError, ValueError)):
         await AgentProcess.start(("true",), env=env, workdir=tmp_path / workdir, log=log, watchdog=watchdog)
-    await asyncio.sleep(0)
 
-    assert psutil.Process().num_fds() == open_files
+    await eventually(lambda: psutil.Process().num_fds() <= open_files)
 
 
 @pytest.mark.parametrize("left", range(12))
@@ -235,9 +232,8 @@ async def test_an_agent_for_which_no_descriptor_is_left(tmp_path: Path, watchdog
     with AgentLog(tmp_path / "agent.log") as log, only_descriptors(left), suppress(OSError):
         process = await AgentProcess.start(("true",), env=ENV, workdir=tmp_path, log=log, watchdog=watchdog)
         await process.stop(grace_s=20)
-    await asyncio.sleep(0)
 
-    assert psutil.Process().num_fds() == open_files
+    await eventually(lambda: psutil.Process().num_fds() <= open_files)
 
 
 @contextmanager

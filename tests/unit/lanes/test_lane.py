@@ -25,7 +25,7 @@ async def _until_gone(group: int) -> None:
 
 
 async def _is_busy(url: str) -> bool:
-    async with httpx.AsyncClient() as http:
+    async with httpx.AsyncClient(timeout=30) as http:
         with suppress(httpx.TransportError):
             return (await http.post(f"{url}/generate", json={})).status_code == 503
     return False
@@ -33,7 +33,7 @@ async def _is_busy(url: str) -> bool:
 
 async def test_a_lane_serves_for_the_time_of_its_block(spec: LaneSpec) -> None:
     """Inside it answers and is listed; afterwards no process, no state, and the log is still there."""
-    async with open_lane(spec) as lane, httpx.AsyncClient() as http:
+    async with open_lane(spec) as lane, httpx.AsyncClient(timeout=30) as http:
         assert (await http.post(f"{lane.url}/anything", json={})).status_code == 200
         assert (find_lanes(), lane.holder, len(lane.processes)) == ([lane], os.getpid(), 2)
 

@@ -547,7 +547,7 @@ def resources() -> tuple[int, int, int]:
 
 async def post(url: str, path: str) -> None:
     """An admin verb."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
         (await client.post(path)).raise_for_status()
 
 

@@ -172,7 +172,7 @@ async def test_a_gateway_that_runs_already_gets_the_key_that_its_address_names(m
         async with (
             open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size, admin_token="secret") as routed,
             serving_app(RoutedApp(saying("sessions"), routed.front, admin_token="secret")) as url,
-            httpx.AsyncClient(base_url=url, headers=TOKEN) as http,
+            httpx.AsyncClient(base_url=url, headers=TOKEN, timeout=30) as http,
         ):
             await http.post("/v1/chat/completions", json=CHAT)
 
@@ -211,7 +211,7 @@ async def test_a_worker_that_has_not_proven_the_guard_silences_its_signal() -> N
             opening as routed,
             routed.pool,
             serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
-            httpx.AsyncClient(base_url=url) as http,
+            httpx.AsyncClient(base_url=url, timeout=30) as http,
         ):
             signaled = (await http.post("/v1/chat/completions", json={})).json()
             gateway.listed.append(refused.url)
@@ -235,7 +235,7 @@ async def test_a_pause_that_means_nothing_ends_no_pause(mode: object) -> None:
             open_routed(settings, None, vocab_size=toy_tokenizer().vocab_size) as routed,
             routed.pool,
             serving_app(RoutedApp(saying("sessions"), routed.front)) as url,
-            httpx.AsyncClient(base_url=url) as http,
+            httpx.AsyncClient(base_url=url, timeout=30) as http,
         ):
             for each in ("abort", mode):
                 assert (await http.post("/pause_generation", json={"mode": each})).status_code in (200, 502)

@@ -148,7 +148,7 @@ async def test_the_command_shows_it_until_it_is_told_to_end(signum: signal.Signa
         try:
             async with asyncio.timeout(60):
                 said = json.loads(await process.stdout.readuntil(b"}\n"))
-                async with httpx.AsyncClient(base_url=said["url"], trust_env=False) as browser:
+                async with httpx.AsyncClient(base_url=said["url"], trust_env=False, timeout=30) as browser:
                     told = await changes(browser)
                 process.send_signal(signum)
                 rest, code = await process.stdout.read(), await process.wait()

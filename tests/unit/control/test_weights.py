@@ -388,7 +388,8 @@ async def test_a_session_server_that_is_gone_is_reported_and_the_others_are_upda
     engine = NotingEngine()
     async with serving_with(engine) as client:
         gone = "http://127.0.0.1:9"
-        async with WeightUpdater([engine], [gone, client.url], budget=QUICK).update(1) as update:
+        budget = UpdateBudget(sweep_s=3, gate_s=3, verify_s=3)
+        async with WeightUpdater([engine], [gone, client.url], budget=budget).update(1) as update:
             await update.apply(CHECKPOINT)
 
         assert set(update.report.servers[0].errors) == {

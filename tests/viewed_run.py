@@ -14,7 +14,7 @@ from harness.samples.delivery import Selection
 from harness.sessions.ledger import Ledger, total
 from harness.sessions.record import session_record
 from harness.sessions.session import Session
-from harness.types import FinishReason
+from harness.types import FinishReason, Json
 from harness.viewer.page.run_page import Side, write_page
 from harness.viewer.run_view import Band, RunView, SessionLine
 from harness.viewer.session_view import SessionView, TurnView
@@ -150,6 +150,24 @@ def _timed(session: Session, session_id: str, number: int) -> SessionView:
         turns = _with_calls(turns)
     metadata = {"prompt": f"games-{number // 2}", "user": "trial"}
     return replace(view, session_id=session_id, phase="closed", turns=turns, metadata=metadata)
+
+
+def long_turn(length: int, **more: Json) -> TurnView:
+    """A turn of that many tokens, of which the last ten are masked."""
+    return TurnView.of(
+        {
+            "turn": 0,
+            "parent": None,
+            "status": "completed",
+            "end": "model",
+            "output_length": length,
+            "masked_from": length - 10,
+            "output_ids": list(range(length)),
+            "logprobs": [-0.5] * length,
+            "weight_versions": [{"version": "7", "start": 0, "end": length}],
+            **more,
+        }
+    )
 
 
 def _with_calls(turns: Sequence[TurnView]) -> list[TurnView]:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +67,20 @@ async def must_balance(client: Client[Any], session: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", BAD_ROWS)
-async def test_bad_rows_are_an_error_of_their_turn(kind: str, bad: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "bad"), [*product(["change_rows"], BAD_ROWS), *product(["change_masks"], BAD_MASKS)]
+)
+async def test_bad_rows_and_masks_are_an_error_of_their_turn(kind: str, change: str, bad: str, tmp_path: Path) -> None:
+    of_rows = change == "change_rows"
     async with served(kind, tmp_path) as (fake, client):
-        session = await client.create(**EXPERTS)
-        fake.change_rows = BAD_ROWS[bad]
-        await must_refuse(client, session, "expected")
-        fake.change_rows = lambda rows: rows
+        session = await client.create(**(EXPERTS if of_rows else MASKS))
+        setattr(fake, change, (BAD_ROWS if of_rows else BAD_MASKS)[bad])
+        await must_refuse(client, session, "expected" if of_rows else "sampling mask")
+        setattr(fake, change, lambda honest: honest)
         await client.converse(session, 2)
         [sample] = await client.samples(session)
         await must_balance(client, session)
-    must_be_true(sample)
+    (must_be_true if of_rows else masks_must_be_true)(sample)
 
 
 async def test_more_rows_than_any_prompt_has_are_an_error_of_their_turn(tmp_path: Path) -> None:
@@ -152,20 +156,6 @@ async def test_workers_may_send_different_dtypes(tmp_path: Path) -> None:
     for sample in samples:
         must_be_true(sample)
         assert rows_of(sample).values.dtype == np.uint8
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("bad", BAD_MASKS)
-async def test_bad_masks_are_an_error_of_their_turn(kind: str, bad: str, tmp_path: Path) -> None:
-    async with served(kind, tmp_path) as (fake, client):
-        session = await client.create(**MASKS)
-        fake.change_masks = BAD_MASKS[bad]
-        await must_refuse(client, session, "sampling mask")
-        fake.change_masks = lambda masks: masks
-        await client.converse(session, 2)
-        [sample] = await client.samples(session)
-        await must_balance(client, session)
-    masks_must_be_true(sample)
 
 
 async def test_a_worker_without_rows_serves_other_sessions_only(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from harness.viewer.session_view import SessionView, TurnView
 from tests.browser import HOSTILE, WINDOW, Sight, browsing, looking_at
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 from tests.page_pictures import DIGEST, PICTURES, WIDTHS, page_digest, take_pictures
-from tests.viewed_run import BEGAN_AT, CRASH, LOG, viewed_run, viewed_sessions, write_viewed_run
+from tests.viewed_run import BEGAN_AT, CRASH, LOG, long_turn, viewed_run, viewed_sessions, write_viewed_run
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
@@ -387,21 +387,7 @@ async def test_messages_of_no_known_form_are_shown(browser: Browser, tmp_path: P
 async def test_words_of_10_mb_are_cut_until_more_are_asked_for(browser: Browser, tmp_path: Path):
     """Beside more tokens than 2 bytes count, and in the text of one: the page still answers, by elements in sight."""
     length, words = 70_000, "x" * 10_000_000
-    turn = TurnView.of(
-        {
-            "turn": 0,
-            "parent": None,
-            "status": "completed",
-            "end": "model",
-            "output_length": length,
-            "masked_from": length - 10,
-            "output_ids": list(range(length)),
-            "logprobs": [-0.5] * length,
-            "weight_versions": [{"version": "7", "start": 0, "end": length}],
-            "reply": {"content": words},
-        }
-    )
-    write_one(tmp_path / "run.html", turn)
+    write_one(tmp_path / "run.html", long_turn(length, reply={"content": words}))
     text = (tmp_path / "run.html").read_text("ascii").replace("[0,null]", f"[0,{json.dumps(words)}]", 1)
     (tmp_path / "run.html").write_text(text, "ascii")
 

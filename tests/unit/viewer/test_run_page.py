@@ -27,11 +27,12 @@ from harness.types import Json
 from harness.viewer.look_at_server import look_into_all
 from harness.viewer.page.run_page import Side, page_pieces, write_page
 from harness.viewer.run_view import RunView, SessionLine
-from harness.viewer.session_view import SessionView, TurnView
+from harness.viewer.session_view import SessionView
 from tests.browser import HOSTILE
 from tests.builders import user
 from tests.session_servers.served import says, session_on
 from tests.toy_model import write_toy_model
+from tests.viewed_run import long_turn
 
 
 class Page(HTMLParser):
@@ -114,20 +115,7 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone(store: tuple[Path,
 
 
 def _long_session(length: int) -> SessionView:
-    turn = TurnView.of(
-        {
-            "turn": 0,
-            "parent": None,
-            "status": "completed",
-            "end": "model",
-            "output_length": length,
-            "masked_from": length - 10,
-            "output_ids": list(range(length)),
-            "logprobs": [-0.5] * length,
-            "weight_versions": [{"version": "7", "start": 0, "end": length}],
-        }
-    )
-    return SessionView("a" * 32, "closed", [turn], 0, {}, {})
+    return SessionView("a" * 32, "closed", [long_turn(length)], 0, {}, {})
 
 
 def test_a_long_session_takes_bytes_by_its_tokens(tmp_path: Path):

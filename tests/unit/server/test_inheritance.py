@@ -1,6 +1,8 @@
 """A session begins with the record of an earlier one: repeated calls get its answers, other calls are sampled."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,14 @@ async def converse(client: Client[Any], session: Served, turns: int, first: str 
     return messages
 
 
+@asynccontextmanager
+async def talked(folder: Path, turns: int, *answers: str) -> AsyncIterator[tuple[Client[Any], Served, list[Any]]]:
+    """A server with a store, a session that has had so many turns, and what was said in it."""
+    async with serving(*says(*(answers or ANSWERS)), store=folder / "s.db") as client:
+        session = await client.create()
+        yield client, session, await converse(client, session, turns)
+
+
 async def close(client: Client[Any], session: Served) -> None:
     """Delete a session, as a rollout that ended does."""
     assert (await client.http.delete(f"/sessions/{session.session_id}")).status_code == 204
@@ -40,9 +50,7 @@ async def heir_of(client: Client[Any], session: Served, **how: Any) -> Served:
 
 async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path: Path):
     """No engine request for them; they are trained in one sample, and no ledger counts them twice."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2) as (client, old, before):
         earlier = await client.record(old)
         heir = await heir_of(client, old)
         untouched = await client.record(heir)
@@ -88,9 +96,7 @@ async def test_a_restarted_agent_gets_its_recorded_answers_and_goes_on(tmp_path:
 
 async def test_the_first_call_that_differs_ends_the_inheritance_of_its_branch(tmp_path: Path):
     """It is sampled on inherited tokens; what only the earlier life had is superseded."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 3)
+    async with talked(tmp_path, 3) as (client, old, before):
         heir = await heir_of(client, old)
         await client.say(heir, before[:1])
         await client.say(heir, [*before[:2], user("something else")])
@@ -128,9 +134,7 @@ async def test_noise_of_the_agent_does_not_end_the_inheritance(tmp_path: Path):
 
 async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
     """Its agent is told so with the answer that ends every client."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2) as (client, old, before):
         heir = await heir_of(client, old, strict=True)
         await client.say(heir, before[:1])
         refused = await client.chat(heir, [user("something else")])
@@ -143,9 +147,7 @@ async def test_a_strict_heir_gives_up_at_the_first_difference(tmp_path: Path):
 
 async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path: Path):
     """Siblings share inherited tokens with mask 0."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2) as (client, old, before):
         await close(client, old)
         forks = [await inherit(client, old, before=1, trained=False) for _ in range(2)]
         for fork in forks:
@@ -167,9 +169,7 @@ async def test_a_fork_samples_its_turn_anew_and_trains_the_prefix_once(tmp_path:
 
 async def test_an_heir_survives_a_restart_and_has_an_heir(tmp_path: Path):
     """What was asked again stays so; an heir of an heir gets both lives' turns."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2, "one", "two") as (client, old, before):
         heir = await heir_of(client, old)
         await client.say(heir, before[:1])
     async with serving(*says("three"), store=tmp_path / "s.db") as client:
@@ -190,9 +190,7 @@ async def test_an_heir_survives_a_restart_and_has_an_heir(tmp_path: Path):
 
 async def test_an_agent_with_a_transcript_of_its_own_goes_on_at_once(tmp_path: Path):
     """The answers that it already has count as asked for."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2) as (client, old, before):
         heir = await heir_of(client, old)
         await client.say(heir, before)
         [sample] = await client.samples(heir)
@@ -217,9 +215,7 @@ async def test_a_stream_of_an_inherited_answer_has_its_id_and_text(tmp_path: Pat
 
 async def test_other_sampling_is_another_call(tmp_path: Path):
     """Its turn names the parameter."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
+    async with talked(tmp_path, 1, "one", "two") as (client, old, _):
         heir = await heir_of(client, old)
         await client.say(heir, [user("go")], temperature=0.5)
         record = await client.record(heir)
@@ -250,9 +246,7 @@ async def test_other_tools_are_another_call(tmp_path: Path):
 
 
 async def test_an_agent_that_ends_early_leaves_the_rest(tmp_path: Path):
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 2)
+    async with talked(tmp_path, 2, "one", "two") as (client, old, before):
         heir = await heir_of(client, old)
         await client.say(heir, before[:1])
         running = (await client.record(heir))["inherits"]
@@ -298,9 +292,7 @@ async def test_equal_calls_get_their_answers_in_order(tmp_path: Path, at_once: b
 
 async def test_a_fork_reads_an_edited_message_in_all_its_turns(tmp_path: Path):
     """The agent sends what it knows; tokens and record have the edit, also in a further life of the fork."""
-    async with serving(*says(*ANSWERS), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 3)
+    async with talked(tmp_path, 3) as (client, old, before):
         await close(client, old)
         edits = [{"message": 2, "content": "other"}]
         fork = await inherit(client, old, before=1, trained=False, edits=edits)
@@ -358,9 +350,7 @@ async def test_a_turn_that_is_never_trained_is_not_forked(tmp_path: Path):
 
 
 async def test_the_first_prompt_can_be_edited(tmp_path: Path):
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await converse(client, old, 2)
+    async with talked(tmp_path, 2, "one", "two") as (client, old, _):
         fork = await heir_of(client, old, before=0, trained=False, edits=[{"message": 0, "content": "start"}])
         await converse(client, fork, 2)
         record = await client.record(fork)
@@ -370,9 +360,7 @@ async def test_the_first_prompt_can_be_edited(tmp_path: Path):
 
 async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
     """Also after that heir was collected and deleted; the heirs of a fork keep its mask."""
-    async with serving(*says("one", "two"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
+    async with talked(tmp_path, 1, "one", "two") as (client, old, _):
         heir = await heir_of(client, old)
         await close(client, heir)
         again = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id}})
@@ -388,9 +376,7 @@ async def test_a_record_is_trained_by_one_heir_ever(tmp_path: Path):
 
 async def test_an_aborted_turn_is_not_inherited(tmp_path: Path):
     """It is resampled."""
-    async with serving(*says("one", " ".join(["slow"] * 400)), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        messages = await converse(client, old, 1)
+    async with talked(tmp_path, 1, "one", " ".join(["slow"] * 400)) as (client, old, messages):
         refused = await client.chat(old, messages, max_tokens=3)
         assert refused.status_code == 200
         heir = await heir_of(client, old)
@@ -444,9 +430,7 @@ async def test_an_inherited_branch_that_ages_is_refused_as_a_live_one_is(tmp_pat
 
 
 async def test_of_two_heirs_at_once_one_is_refused(tmp_path: Path):
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
+    async with talked(tmp_path, 1, "one") as (client, old, _):
         await close(client, old)
         body = {"inherits": {"session_id": old.session_id}}
         answers = await asyncio.gather(*(client.http.post("/sessions", json=body) for _ in range(8)))
@@ -478,9 +462,7 @@ async def test_the_last_turn_of_a_drained_session_is_not_inherited(tmp_path: Pat
 async def test_an_engine_that_is_gone_costs_new_calls_only(tmp_path: Path):
     """Recorded answers need none."""
     gone = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        before = await converse(client, old, 1)
+    async with talked(tmp_path, 1, "one") as (client, old, before):
         await close(client, old)
     async with serving(gone, store=tmp_path / "s.db", settings=ServerSettings(engine_attempts=1)) as client:
         heir = await inherit(client, old)
@@ -502,9 +484,7 @@ async def test_an_engine_that_is_gone_costs_new_calls_only(tmp_path: Path):
     ],
 )
 async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str, Any], param: str, said: str):
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
+    async with talked(tmp_path, 1, "one") as (client, old, _):
         await close(client, old)
         answer = await client.http.post("/sessions", json={"inherits": {"session_id": old.session_id} | how})
 
@@ -515,9 +495,7 @@ async def test_an_impossible_inheritance_is_named(tmp_path: Path, how: dict[str,
 
 async def test_a_record_has_one_heir_at_a_time_and_no_living_session(tmp_path: Path):
     """Two would train its tokens twice; forks may be many."""
-    async with serving(*says("one"), store=tmp_path / "s.db") as client:
-        old = await client.create()
-        await client.say(old, [user("go")])
+    async with talked(tmp_path, 1, "one") as (client, old, _):
         body = {"inherits": {"session_id": old.session_id}}
         lives = await client.http.post("/sessions", json=body)
         await close(client, old)

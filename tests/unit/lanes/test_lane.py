@@ -16,12 +16,11 @@ from harness.errors import LaneError
 from harness.lab.lanes import INSTALLED, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.lab.lanes.lane import until_it_generates
 from harness.machine.process_name import members
+from tests.session_servers.served import eventually
 
 
 async def _until_gone(group: int) -> None:
-    async with asyncio.timeout(30):
-        while members(group):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not members(group))
 
 
 async def _is_busy(url: str) -> bool:

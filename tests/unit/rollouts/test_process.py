@@ -124,8 +124,7 @@ async def test_an_agent_gets_sigterm_once(tmp_path: Path, watchdog: Watchdog, py
     """)
     log = tmp_path / "agent.log"
     async with running(command, tmp_path, watchdog, grace_s=60):
-        while "ready" not in (log.read_text() if log.exists() else ""):
-            await asyncio.sleep(0.01)
+        await eventually(lambda: log.exists() and "ready" in log.read_text())
 
     assert log.read_text() == "ready\ntold\ndone\n"
 
@@ -161,8 +160,7 @@ async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, pyt
         time.sleep(300)
     """)
     async with running(command, tmp_path, watchdog, grace_s=20):
-        while not (tmp_path / "agent.log").read_text():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool((tmp_path / "agent.log").read_text()))
 
     assert (tmp_path / "agent.log").read_text() == "hello\ngoodbye\n"
 
@@ -208,8 +206,7 @@ async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, wat
     """)
     async with asyncio.timeout(100), running(command, tmp_path, watchdog) as process:
         await process.wait()
-        while not (tmp_path / "agent.log").read_text():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool((tmp_path / "agent.log").read_text()))
 
     os.kill(int((tmp_path / "agent.log").read_text()), signal.SIGKILL)
 

@@ -51,9 +51,7 @@ class Listed:
 
     async def stand(self, expected: dict[str, str]) -> None:
         """Return once the workers stand like that."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.standing() != expected:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: self.standing() == expected)
 
     async def ask(self, session_id: str) -> GenerationResult:
         params = SamplingParams(max_new_tokens=3)
@@ -87,9 +85,7 @@ async def test_a_worker_that_serves_something_else_never_joins():
     """It is asked again now and then, and the others serve."""
     async with following("sglang", "sglang") as (listed, fakes):
         listed.add(fakes[1], LogprobScale.RAW)
-        async with asyncio.timeout(PATIENCE_S):
-            while fakes[1].paths.count("/server_info") < 2:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: fakes[1].paths.count("/server_info") >= 2)
 
         assert listed.standing() == {fakes[0].url: ""}
 
@@ -109,9 +105,7 @@ async def test_a_paused_worker_is_not_taken_for_dead():
     async with following("sglang") as (listed, fakes):
         await listed.pool.pause(PauseMode.ABORT)
         before = fakes[0].paths.count("/v1/loads")
-        async with asyncio.timeout(PATIENCE_S):
-            while fakes[0].paths.count("/v1/loads") < before + 20:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: fakes[0].paths.count("/v1/loads") >= before + 20)
         await listed.pool.resume()
 
         assert listed.standing() == {fakes[0].url: ""}
@@ -126,9 +120,7 @@ async def test_workers_that_are_silent_while_new_work_is_held_are_kept():
         fakes[0].is_silent = True
         await listed.stand({fakes[0].url: "it does not answer"})
         before = len(fakes[0].paths)
-        async with asyncio.timeout(PATIENCE_S):
-            while len(fakes[0].paths) < before + 60:
-                await asyncio.sleep(0.01)
+        await eventually(lambda: len(fakes[0].paths) >= before + 60)
         assert listed.standing() == {fakes[0].url: "it does not answer"}
 
         is_held = False

@@ -19,6 +19,7 @@ from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.session_servers.served import eventually
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key")
 KEY = {"authorization": f"Bearer {API_KEY_PREFIX}abc"}
@@ -240,8 +241,6 @@ async def test_a_pause_that_means_nothing_ends_no_pause(mode: object) -> None:
             for each in ("abort", mode):
                 assert (await http.post("/pause_generation", json={"mode": each})).status_code in (200, 502)
             gateway.listed.append(late.url)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(routed.pool.workers) < 2:
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: len(routed.pool.workers) == 2)
 
             assert "/pause_generation" in late.paths

@@ -172,13 +172,13 @@ async def test_a_full_queue_drops_what_comes_and_what_is_not_new_leaves_half_of_
 async def test_a_collector_that_starts_later_gets_what_has_waited():
     """Its failure is logged once, and so is its coming; the SDK's own lines are left to other exporters."""
     with socket.socket() as reserved, capture_logs() as events:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is taken, and refuses
-        reserved.bind(("127.0.0.1", 0))
+        reserved.bind(("127.0.0.1", 0))  # the port refuses, and nothing else on the machine gets it
         host, port = reserved.getsockname()
         sender, metrics = sender_to(f"http://{host}:{port}")
         async with sender.sending():
             sender.offer(turn(0))
             await eventually(lambda: counted(metrics).get("span_posts_failed", 0) >= 2)
+            reserved.close()
             async with collecting(port=port) as collector:
                 await eventually(lambda: counted(metrics).get("spans_sent") == 2)
     assert len(collector.taken) == 2

@@ -41,7 +41,7 @@ def test_sessions_are_served_until_a_signal(tmp_path: Path, number: signal.Signa
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
     token = next(found[1] for line in process.stderr if (found := re.match(r"admin token of this start: (\S+)", line)))
-    with httpx.Client(base_url=url, timeout=30) as http:
+    with httpx.Client(base_url=url) as http:
         session = http.post("/sessions", headers={"authorization": f"Bearer {token}"}).json()
         answer = http.post(
             f"/sessions/{session['session_id']}/v1/chat/completions",
@@ -85,7 +85,7 @@ def test_a_server_asks_for_a_token_unless_it_is_told_not_to(
     process = start_harness(*("serve", "--engine", "scripted", "--tokenizer", toy, "--port", "0", "--json"), *arguments)
     document = announced(process)
     statuses = [
-        httpx.get(f"{document['url']}/sessions", headers={"authorization": f"Bearer {token}"}, timeout=30).status_code
+        httpx.get(f"{document['url']}/sessions", headers={"authorization": f"Bearer {token}"}).status_code
         for token in ("wrong", document["admin_token"] or "chosen")
     ]
     process.send_signal(signal.SIGINT)
@@ -106,7 +106,7 @@ def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, numb
     process = start_harness(*command, "--stop-grace", "0", "--no-auth")
     assert process.stderr is not None
     url = next(_url(line) for line in process.stderr if "server_started" in line)
-    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=30) as http:
+    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url) as http:
         asked = [clients.submit(_ask, http, stream=stream) for stream in (False, True)]
         while http.get("/health").json()["engine"]["running"] < 2:
             time.sleep(0.01)

@@ -119,7 +119,7 @@ async def send_all(sent: list[tuple[str, bytes]]) -> None:
     settings = ServerSettings(comment_every_s=60)
     async with (
         serve(engine, toy_template(), MemoryStore(), settings=settings) as server,
-        httpx.AsyncClient(base_url=server.url) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
     ):
         session_id = (await http.post("/sessions", json={})).json()["session_id"]
         before: Json = {"turns": [], "ledger": {}}

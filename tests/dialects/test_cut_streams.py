@@ -44,7 +44,10 @@ async def cut_everywhere(speaker: Speaker) -> None:
     """One session for each place at which its client leaves."""
     engine = ScriptedEngine(toy_template().tokenizer, Script(steps=(ScriptStep(text=ANSWER),)))
     path, body = speaker.call([user("Where?")], TOOLS, stream=True)
-    async with serve(engine, toy_template(), MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        serve(engine, toy_template(), MemoryStore()) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+    ):
 
         async def create() -> tuple[str, str]:
             session_id = (await http.post("/sessions", json={})).json()["session_id"]

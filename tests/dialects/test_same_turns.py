@@ -69,7 +69,10 @@ async def play(family: Family, speakers: Iterator[Speaker], *, stream: bool, liv
     engine = ScriptedEngine(family.chat.tokenizer, Script(steps=tuple(steps)))
     mode = "live" if live else "recorded"
     messages: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Where?"}]
-    async with serve(engine, family.chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        serve(engine, family.chat, MemoryStore()) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+    ):
         session = (await http.post("/sessions", json={"selection": "leaves", "streaming": mode})).json()
         for _ in range(4):
             speaker = next(speakers)
@@ -154,7 +157,10 @@ async def test_a_loop_with_late_system_messages_and_a_new_header_each_time_is_on
     speaker = next(speaker for speaker in SPEAKERS if speaker.name == "anthropic_messages")
     engine = ScriptedEngine(family.chat.tokenizer, Script(steps=steps_of(family)[:1]))
     messages: list[Message] = [{"role": "system", "content": "Help."}, {"role": "user", "content": "Where?"}]
-    async with serve(engine, family.chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        serve(engine, family.chat, MemoryStore()) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+    ):
         session = (await http.post("/sessions", json={})).json()
         for turn in range(20):
             body = asks(speaker, messages, TOOLS, stream=True)

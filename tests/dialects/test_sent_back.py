@@ -51,7 +51,7 @@ class Client:
 @asynccontextmanager
 async def session_of(chat: ChatTokenizer, *steps: ScriptStep, **config: Any) -> AsyncIterator[Client]:
     engine = ScriptedEngine(chat.tokenizer, Script(steps=steps))
-    async with serve(engine, chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with serve(engine, chat, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url, timeout=30) as http:
         session = (await http.post("/sessions", json={"matching": ["exact"], **config})).json()
         yield Client(http, session["session_id"])
 

@@ -43,7 +43,7 @@ class Seen(HTMLParser):
 async def ask_twice(base_url: str, prompt: str, **_: object) -> Json:
     """Two turns, the second of which continues the first."""
     messages: list[Json] = [{"role": "user", "content": prompt}]
-    async with httpx.AsyncClient(trust_env=False) as client:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as client:
         for _ in range(2):
             answer = await client.post(f"{base_url}/chat/completions", json={"messages": messages})
             messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "Go on."}]

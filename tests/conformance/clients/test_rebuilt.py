@@ -39,7 +39,10 @@ async def rebuild(program: str, loop: str, streaming: str) -> tuple[list[Json], 
     chat_tokenizer = reasoning_tokenizer()
     steps = [msgspec.structs.replace(step, token_delay_s=0.002 * (streaming == "live")) for step in STEPS]
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=tuple(steps)))
-    async with serve(engine, chat_tokenizer, MemoryStore()) as server, httpx.AsyncClient(base_url=server.url) as http:
+    async with (
+        serve(engine, chat_tokenizer, MemoryStore()) as server,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as http,
+    ):
         session = (await http.post("/sessions", json={"streaming": streaming})).json()
         env = {name: os.environ[name] for name in ("PATH", "HOME")} | {"LOOP": loop, "QUESTIONS": str(len(STEPS))}
         env |= variables_of(session["base_url"], session["api_key"])

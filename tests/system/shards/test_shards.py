@@ -83,7 +83,11 @@ async def test_rights_are_those_of_a_session_server(tmp_path: Path):
 
     A telling of an operator does not outlive the next one of the front.
     """
-    async with ShardFleet(tmp_path) as fleet, httpx.AsyncClient(base_url=fleet.url) as stranger, fleet.client() as http:
+    async with (
+        ShardFleet(tmp_path) as fleet,
+        httpx.AsyncClient(base_url=fleet.url, timeout=30) as stranger,
+        fleet.client() as http,
+    ):
         session = (await http.post("/sessions")).json()
         refused = {
             (method, path): (await stranger.request(method, path)).status_code

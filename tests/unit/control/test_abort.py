@@ -192,9 +192,7 @@ async def test_a_drain_is_asked_for_again(first: bytes):
 
 async def test_a_session_server_that_hangs_costs_its_time():
     async with canned_server(SAY_NOTHING) as server:
-        report = await abort_rollout(
-            [], session_servers=[server.url], budget=replace(PATIENT, drain_s=0.6, resume_s=0.6)
-        )
+        report = await abort_rollout([], session_servers=[server.url], budget=replace(PATIENT, drain_s=2, resume_s=2))
 
     assert set(server.requests) == {"POST /sessions/drain", "POST /sessions/resume"}
     assert min(server.requests.count(request) for request in set(server.requests)) > 1
@@ -222,7 +220,7 @@ async def test_an_engine_that_ends_nothing_costs_its_time(tmp_path: Path):
     async with canned_server(http_answer(200, {})) as engine, stage(tmp_path, HANGING) as staged:
         staged.start(ignore)
         await staged.generating()
-        report = await staged.abort(replace(IMPATIENT, engines_s=0.5), workers=[EngineServer(engine.url)])
+        report = await staged.abort(replace(IMPATIENT, engines_s=2), workers=[EngineServer(engine.url)])
 
         assert (staged.gate(), staged.sessions()) == ("open", 0)
         await staged.engine.abort(None)

@@ -244,7 +244,7 @@ async def test_a_transfer_leaves_no_weights_under_the_label_of_others(cluster: C
         for fake in cluster.fakes:
             fake.weights = "/weights/new"
             if transfer_that == "labels":
-                async with httpx.AsyncClient(base_url=fake.url) as http:
+                async with httpx.AsyncClient(base_url=fake.url, timeout=30) as http:
                     await http.post("/update_weight_version", json={"new_version": label, "abort_all_requests": False})
         if transfer_that == "breaks off":
             raise ConnectionResetError

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,18 +14,25 @@ import pytest
 
 from harness.errors import LaneError
 from harness.lab.lanes import INSTALLED, LaneSpec, down, find_lanes, open_lane, start_lane
+from harness.lab.lanes.lane import until_it_generates
 from harness.machine.process_name import members
+from tests.session_servers.served import eventually
 
 
 async def _until_gone(group: int) -> None:
-    async with asyncio.timeout(30):
-        while members(group):
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not members(group))
+
+
+async def _is_busy(url: str) -> bool:
+    async with httpx.AsyncClient(timeout=30) as http:
+        with suppress(httpx.TransportError):
+            return (await http.post(f"{url}/generate", json={})).status_code == 503
+    return False
 
 
 async def test_a_lane_serves_for_the_time_of_its_block(spec: LaneSpec) -> None:
     """Inside it answers and is listed; afterwards no process, no state, and the log is still there."""
-    async with open_lane(spec) as lane, httpx.AsyncClient() as http:
+    async with open_lane(spec) as lane, httpx.AsyncClient(timeout=30) as http:
         assert (await http.post(f"{lane.url}/anything", json={})).status_code == 200
         assert (find_lanes(), lane.holder, len(lane.processes)) == ([lane], os.getpid(), 2)
 
@@ -53,18 +61,23 @@ async def test_a_server_that_dies_while_it_starts_is_reported_with_its_last_word
 
 
 async def test_a_server_that_never_generates_is_ended_at_the_deadline(spec: LaneSpec) -> None:
-    with pytest.raises(LaneError, match=r"did not generate a token within 6 s, its last answer was 503"):
-        async with open_lane(replace(spec, env={"FAKE_ENGINE": "busy"}), deadline_s=6):
+    with pytest.raises(LaneError, match="did not generate a token within 1 s"):
+        async with open_lane(replace(spec, env={"FAKE_ENGINE": "busy"}), deadline_s=1):
             pass
 
     assert find_lanes() == []
 
 
 async def test_starting_can_be_cancelled(spec: LaneSpec) -> None:
+    """While its server answers that it is busy, which a deadline would have in its error."""
     starting = asyncio.create_task(start_lane(replace(spec, env={"FAKE_ENGINE": "busy"})))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (lanes := find_lanes()):
             await asyncio.sleep(0.02)
+        while not await _is_busy(lanes[0].url):
+            await asyncio.sleep(0.1)
+    with pytest.raises(LaneError, match=r"did not generate a token within 2 s, its last answer was 503"):
+        await until_it_generates(lanes[0], deadline_s=2)
     starting.cancel()
 
     with pytest.raises(asyncio.CancelledError):

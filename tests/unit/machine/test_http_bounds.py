@@ -1,7 +1,7 @@
 """Whose connection ends when, on a clock that only the test moves: nobody watches these connections."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from harness.errors import RequestError
 from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.machine.http_bounds import BoundedProtocol, ConnectionBounds, ServerConnections
+from tests.session_servers.served import PATIENCE_S, eventually
 
 BOUNDS = ConnectionBounds(
     connections=2, header_bytes=1 << 16, header_lines=100, header_s=30.0, body_s=300.0, write_s=60.0
 )
-PATIENCE_S = 30
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 PIECE = b"4\r\nbody\r\n"
@@ -49,12 +49,6 @@ class Bounded:
         (protocol,) = self.connections.connections
         assert isinstance(protocol, BoundedProtocol)
         return protocol
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        """Wait for what the server is about to notice."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not holds():  # a protocol tells nobody
-                await asyncio.sleep(0.005)
 
 
 @dataclass
@@ -130,7 +124,7 @@ async def test_at_the_limit_nothing_that_goes_on_makes_room():
         arriving.writer.write(GET[:9])
         for _ in range(2):
             await server.begun.acquire()
-        await server.until(lambda: not server.connections.idle)
+        await eventually(lambda: not server.connections.idle)
         async with server.connect() as third:
             assert not await third.is_answered(GET)
         assert [error.limit for error in server.refused] == ["connections"]
@@ -147,14 +141,14 @@ async def test_a_line_end_behind_a_body_begins_no_request():
         await server.pieces.get()
         agent.writer.write(b"\r\n")
         async with server.connect():  # it is accepted after those bytes have come
-            await server.until(lambda: len(server.connections.connections) == 2)
-        await server.until(lambda: len(server.connections.connections) == 1)
+            await eventually(lambda: len(server.connections.connections) == 2)
+        await eventually(lambda: len(server.connections.connections) == 1)
         server.may_answer.set()
         assert await agent.is_answered()
         agent.writer.write(b"\r\n")
         async with server.connect():
-            await server.until(lambda: len(server.connections.connections) == 2)
-        await server.until(lambda: len(server.connections.connections) == 1)
+            await eventually(lambda: len(server.connections.connections) == 2)
+        await eventually(lambda: len(server.connections.connections) == 1)
         server.protocol().look(asyncio.get_running_loop().time() + 2 * BOUNDS.header_s)
         assert await agent.is_answered(GET)
 
@@ -177,7 +171,7 @@ async def test_the_time_in_which_nobody_takes_a_body_is_not_its_senders():
     async with bounded() as server, server.connect() as agent:
         server.may_read.clear()
         agent.writer.write(POST + b"30000\r\n" + b"x" * 0x30000)
-        await server.until(lambda: bool(server.connections.connections) and server.protocol().flow.read_paused)
+        await eventually(lambda: bool(server.connections.connections) and server.protocol().flow.read_paused)
         now = asyncio.get_running_loop().time()
         for _ in range(3):
             now += 2 * BOUNDS.body_s

@@ -24,6 +24,7 @@ from harness.server.serving import RunningServer
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
 from tests.session_servers.scripted import canned_server, http_answer, scripted_server
+from tests.session_servers.served import eventually
 
 ASK = """
 import json, os, sys, time, urllib.error, urllib.request
@@ -203,8 +204,7 @@ async def test_a_model_call_that_outlives_its_agent_ends_with_it(tmp_path: Path)
     async def run(base_url, prompt, request_kwargs, metadata, **kwargs):
         await chat(base_url, prompt)
         left_behind.append(asyncio.create_task(chat(base_url, "and this takes for ever")))
-        while not any(live.sampled for live in server.server._turns.engine.live):
-            await asyncio.sleep(0.002)
+        await eventually(lambda: any(live.sampled for live in server.server._turns.engine.live))
 
     slow = ScriptStep(text="a long story", fault=ScriptedFault.HANG, fault_after=4, token_delay_s=0.01)
     async with manager_of(ScriptStep(text="Hello."), slow) as (manager, server):
@@ -478,8 +478,7 @@ async def test_a_session_that_was_on_its_way_when_its_rollout_was_cancelled_is_g
     async with manager_of() as (manager, server):
         await post(server.url, "/sessions/pause")
         rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
-        while not server.server.gatekeeper.held:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool(server.server.gatekeeper.held))
         rollout.cancel()
         await asyncio.sleep(0)  # it is told
         await post(server.url, "/sessions/resume")
@@ -492,8 +491,7 @@ async def test_a_rollout_that_waits_for_the_gate_is_cancelled_at_once(tmp_path: 
     patient = replace(PATIENT, create_s=300)
     async with canned_server(shut) as server, SessionManager(server.url, deadlines=patient) as manager:
         rollout = asyncio.create_task(manager.run(program(tmp_path, "")))
-        while not server.requests:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool(server.requests))
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
@@ -513,8 +511,7 @@ async def test_cancelling_a_function_reaches_the_function(tmp_path: Path):
 
     async with manager_of() as (manager, _):
         rollout = asyncio.create_task(manager.run(function(tmp_path, run)))
-        while not events:
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool(events))
         rollout.cancel()
         with pytest.raises(asyncio.CancelledError):
             await rollout
@@ -531,9 +528,7 @@ async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
             for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
         ]
         rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
-    async with asyncio.timeout(60):  # closed connections are noticed at the other end
-        while resources() != before:
-            await asyncio.sleep(0.02)
+    await eventually(lambda: resources() == before)  # closed connections are noticed at the other end
 
     kinds = [OutcomeKind.FINISHED, OutcomeKind.CRASHED, OutcomeKind.NO_MODEL_CALL, OutcomeKind.TIMED_OUT]
     assert [rollout.outcome.kind for rollout in rollouts] == kinds * 2
@@ -547,7 +542,7 @@ def resources() -> tuple[int, int, int]:
 
 async def post(url: str, path: str) -> None:
     """An admin verb."""
-    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as client:
         (await client.post(path)).raise_for_status()
 
 

@@ -6,7 +6,6 @@ import os
 import resource
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from harness.machine.process_group import is_gone
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
+from tests.session_servers.served import eventually
 
 ENV = {"PATH": os.environ["PATH"]}
 
@@ -124,9 +124,8 @@ async def test_an_agent_gets_sigterm_once(tmp_path: Path, watchdog: Watchdog, py
             print("done", flush=True)
     """)
     log = tmp_path / "agent.log"
-    async with running(command, tmp_path, watchdog, grace_s=5):
-        while "ready" not in (log.read_text() if log.exists() else ""):
-            await asyncio.sleep(0.01)
+    async with running(command, tmp_path, watchdog, grace_s=60):
+        await eventually(lambda: log.exists() and "ready" in log.read_text())
 
     assert log.read_text() == "ready\ntold\ndone\n"
 
@@ -162,8 +161,7 @@ async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, pyt
         time.sleep(300)
     """)
     async with running(command, tmp_path, watchdog, grace_s=20):
-        while not (tmp_path / "agent.log").read_text():
-            await asyncio.sleep(0.01)
+        await eventually(lambda: bool((tmp_path / "agent.log").read_text()))
 
     assert (tmp_path / "agent.log").read_text() == "hello\ngoodbye\n"
 
@@ -207,12 +205,9 @@ async def test_a_process_that_escapes_cannot_hold_up_the_end(tmp_path: Path, wat
         daemon = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
         subprocess.Popen([sys.executable, "-S", "-c", daemon], start_new_session=True, env={})
     """)
-    started = time.monotonic()
-    async with running(command, tmp_path, watchdog) as process:
+    async with asyncio.timeout(100), running(command, tmp_path, watchdog) as process:
         await process.wait()
-        while not (tmp_path / "agent.log").read_text():
-            await asyncio.sleep(0.01)
-    assert time.monotonic() - started < 10
+        await eventually(lambda: bool((tmp_path / "agent.log").read_text()))
 
     os.kill(int((tmp_path / "agent.log").read_text()), signal.SIGKILL)
 
@@ -224,9 +219,8 @@ async def test_a_process_that_cannot_be_made_leaves_nothing(tmp_path: Path, watc
     open_files = psutil.Process().num_fds()
     with AgentLog(tmp_path / "agent.log") as log, pytest.raises((OSError, ValueError)):
         await AgentProcess.start(("true",), env=env, workdir=tmp_path / workdir, log=log, watchdog=watchdog)
-    await asyncio.sleep(0)
 
-    assert psutil.Process().num_fds() == open_files
+    await eventually(lambda: psutil.Process().num_fds() <= open_files)
 
 
 @pytest.mark.parametrize("left", range(12))
@@ -236,9 +230,8 @@ async def test_an_agent_for_which_no_descriptor_is_left(tmp_path: Path, watchdog
     with AgentLog(tmp_path / "agent.log") as log, only_descriptors(left), suppress(OSError):
         process = await AgentProcess.start(("true",), env=ENV, workdir=tmp_path, log=log, watchdog=watchdog)
         await process.stop(grace_s=20)
-    await asyncio.sleep(0)
 
-    assert psutil.Process().num_fds() == open_files
+    await eventually(lambda: psutil.Process().num_fds() <= open_files)
 
 
 @contextmanager

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -55,11 +54,8 @@ async def test_a_script_that_does_not_exist_is_named(tmp_path: Path):
 
 
 async def test_preparing_takes_a_bounded_time(tmp_path: Path):
-    started = time.monotonic()
     with pytest.raises(AgentError, match=r"not ready within 0\.001 s"):
         await prepare_agent(write_script(tmp_path), deadline_s=0.001)
-
-    assert time.monotonic() - started < 10
 
 
 BACKEND = """

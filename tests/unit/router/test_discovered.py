@@ -92,10 +92,10 @@ async def test_a_worker_that_serves_something_else_never_joins():
 
 async def test_no_worker_in_time_says_what_was_tried():
     async with fake_workers("sglang") as [fake]:
-        listed = Listed(start_timeout_s=1.0)
+        listed = Listed(start_timeout_s=3.0)
         listed.found = [FoundWorker("gone", lambda: fake_provider(fake))]
         fake.url = "http://127.0.0.1:1"
-        with pytest.raises(EngineUnavailable, match=r"no worker was ready within 1 s \(gone: .*127.0.0.1:1"):
+        with pytest.raises(EngineUnavailable, match=r"no worker was ready within 3 s \(gone: .*127.0.0.1:1"):
             async with listed.pool:
                 pass
 

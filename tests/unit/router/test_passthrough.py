@@ -164,7 +164,7 @@ async def test_a_client_that_leaves_takes_its_request_out_of_the_gateway(method)
     ):
         await answer.content.readany()
         answer.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await upstream.left.wait()
 
 

@@ -14,6 +14,7 @@ from harness.errors import SandboxFailed
 from harness.rollouts.sandboxes.container import ContainerSandbox
 from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec
+from tests.session_servers.served import eventually
 
 FAKE = """
 import json, os, sys, time
@@ -222,8 +223,7 @@ async def test_a_start_is_not_cut_short(engine, place):
     waits = engine.calls.with_name("calls-wait")
     waits.touch()
     starting = asyncio.create_task(box.start())
-    while not engine.calls.exists() or len(engine.heard) < 2:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: engine.calls.exists() and len(engine.heard) == 2)
     starting.cancel()
     asyncio.get_running_loop().call_soon(waits.unlink)
     with pytest.raises(asyncio.CancelledError):

@@ -18,6 +18,7 @@ from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import Ending
 from harness.rollouts.sandboxes.left_behind import folder_of, is_left, new_name, remove_left
 from harness.rollouts.sandboxes.spec import SandboxSpec
+from tests.session_servers.served import eventually
 
 
 def test_a_box_of_a_process_that_runs_is_not_left():
@@ -77,7 +78,6 @@ async def test_a_runner_that_closes_during_a_search_stops_its_rollouts(tmp_path,
     session = SessionHandle("a" * 32, "http://localhost/sessions/" + "a" * 32, "key")
     runner = AgentRunner(grace_s=1.0)
     running = asyncio.create_task(runner.run(task, session, AbortSignal()))
-    while not (tmp_path / "called").exists():
-        await asyncio.sleep(0.01)
+    await eventually((tmp_path / "called").exists)
     await runner.close()
     assert (await running).end.ending is Ending.STOPPED

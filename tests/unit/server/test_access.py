@@ -25,7 +25,7 @@ BODY = {"messages": HI}
 
 def stranger(url: str) -> httpx.AsyncClient:
     """Somebody who knows the address and nothing else."""
-    return httpx.AsyncClient(base_url=url)
+    return httpx.AsyncClient(base_url=url, timeout=30)
 
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key", "x-goog-api-key"])

@@ -105,8 +105,8 @@ async def test_a_body_that_does_not_come_is_waited_for_so_long(framing):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_does_not_read_its_answer_has_left(stream):
     """The turn is recorded and not delivered, so its retry is answered from the record."""
-    # The answer is more than kernels keep for both ends.
-    async with session_on(*says("x" * 30_000, "other"), settings=HASTY) as (client, session):
+    # The answer of 6 MB is more than kernels keep for both ends.
+    async with session_on(*says("x" * 20_000, "other"), settings=HASTY) as (client, session):
         content = body(HI, logprobs=True, top_logprobs=5, stream=stream)
         async with connection(client.url) as (_, writer):
             writer.transport.pause_reading()

@@ -235,7 +235,8 @@ async def test_the_gate_tells_turns_that_wait_from_turns_that_are_generated():
 async def test_a_turn_that_has_not_reached_the_engine_when_the_drain_comes_does_not():
     """It waits to be sent again after a failure; the drain ends it, whatever the engine said."""
     failing = ScriptStep(fault=ScriptedFault.UNAVAILABLE)
-    async with session_on(failing, settings=ServerSettings(engine_attempts=3, engine_retry_s=0.3)) as (client, session):
+    settings = ServerSettings(engine_attempts=3, engine_retry_s=3)
+    async with session_on(failing, settings=settings) as (client, session):
         request = asyncio.create_task(client.chat(session, HI))
         await eventually(lambda: client.engine.played.total() == 1 and not client.engine.live)
         await client.http.post("/sessions/drain")

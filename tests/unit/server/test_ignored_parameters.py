@@ -33,7 +33,7 @@ async def test_an_ignored_parameter_is_noted_counted_and_in_a_strict_session_ref
     body = speaker.body([{"role": "user", "content": "hi"}], [])
     async with (
         scripted_server(ScriptStep(text="Hello.")) as server,
-        httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+        httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as http,
     ):
 
         async def ask(session: Json, said: Json) -> Json:

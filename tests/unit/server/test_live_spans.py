@@ -103,7 +103,7 @@ async def test_spans_leave_while_the_server_serves():
         await client.http.delete(f"/sessions/{session.session_id}")
         await eventually(lambda: len(collector.taken) == 3)
         assert names(collector.spans) == ["engine request", "session", "turn"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while "harness_spans_sent_total 3.0" not in (await client.http.get("/metrics")).text:
                 await asyncio.sleep(0.01)
 
@@ -138,7 +138,7 @@ async def test_a_server_that_was_killed_and_its_successor_send_the_same_ids(tmp_
         template, engine = toy_template(), ScriptedEngine(toy_tokenizer(), Script(says("One.", "Two.")))
         async with (
             serve(engine, template, open_store(str(store)), to(collector)) as running,
-            httpx.AsyncClient(base_url=running.url) as http,
+            httpx.AsyncClient(base_url=running.url, timeout=30) as http,
         ):
             client = Client(http, engine, running.server, running.url, 0)
             session = await client.create()

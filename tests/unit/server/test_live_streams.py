@@ -236,6 +236,6 @@ async def test_a_time_that_has_just_passed_breaks_no_stream():
     for _ in range(2_000):
         bell.ring_by(loop.time() + 1e-7)
         bell.ring_by(loop.time() + 5e-8)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await bell.heard()
     bell.stop()

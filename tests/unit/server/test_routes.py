@@ -173,7 +173,7 @@ async def test_admin_verbs_need_the_admin_token(method, path):
     """Neither nothing nor something like it, nor the key of the session: 401, and nothing happens."""
     async with (
         serving(settings=ServerSettings(admin_token="sekret")) as client,
-        httpx.AsyncClient(base_url=client.url) as stranger,
+        httpx.AsyncClient(base_url=client.url, timeout=30) as stranger,
     ):
         session = await client.create()
         url, keys = path.format(id=session.session_id), [*NOT_THE_TOKEN, bearer(session.api_key)]

@@ -21,7 +21,7 @@ from harness.server.store.sqlite import SQLiteStore
 from harness.token_rows import RaggedRows, RowState, TokenRows
 from harness.types import GenerationRequest, GenerationResult, Json, SampleStatus, TokenIds, VersionSpan
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import SetClock, eventually, says, serving, serving_with
+from tests.session_servers.served import Client, Served, SetClock, eventually, says, serving, serving_with
 from tests.session_servers.true_rows import masks_must_be_true, must_be_true, rows_of
 
 RECORD = {"record": ["routed_experts"]}
@@ -115,17 +115,22 @@ async def test_a_successor_continues_a_cut_turn_with_its_rows(tmp_path: Path) ->
     assert {*sample["behavior_versions"]} >= {0, 1}
 
 
+async def say_across_an_update(client: Client[ScriptedEngine], session: Served) -> None:
+    """One turn, cut in its middle and continued under weights of version 1."""
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.say(session, [user("question")]))
+        await client.sampling()
+        await client.engine.update_weights(Path("unused"), "1")
+        await client.engine.abort(None)
+
+
 @pytest.mark.parametrize(("record", "must_hold", "_"), KINDS.values(), ids=KINDS)
 async def test_a_cut_request_continues_behind_its_rows(record: Json, must_hold: Any, _: str, tmp_path: Path) -> None:
     """The engine is asked from the last known token on, in a session that the next server continues with."""
     slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
     async with serving(slow, store=tmp_path / "s.db") as client:
         session = await client.create(**record)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(client.say(session, [user("question")]))
-            await client.sampling()
-            await client.engine.update_weights(tmp_path, "1")
-            await client.engine.abort(None)
+        await say_across_an_update(client, session)
         [sample] = await client.samples(session)
     must_hold(sample)
     assert {*sample["behavior_versions"]} == {0, 1}
@@ -136,11 +141,7 @@ async def test_a_sample_that_requires_rows_ends_where_a_continued_request_lost_t
     slow = ScriptStep(text="a slow answer", token_delay_s=0.002)
     async with serving_with(ForgetfulEngine(toy_tokenizer(), Script((slow,))), store=tmp_path / "s.db") as client:
         session = await client.create(**RECORD, missing_rows="require")
-        async with asyncio.TaskGroup() as group:
-            group.create_task(client.say(session, [user("question")]))
-            await client.sampling()
-            await client.engine.update_weights(tmp_path, "1")
-            await client.engine.abort(None)
+        await say_across_an_update(client, session)
         [sample] = await client.samples(session)
         record = await client.record(session)
 

@@ -199,7 +199,7 @@ async def test_a_client_that_leaves_behind_a_stream_on_the_same_connection_is_no
         parts = urlsplit(client.url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         writer.write(call("one", stream=True))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await reader.readuntil(b"\r\n0\r\n\r\n")
         writer.write(call("two", stream=streamed))
         await eventually(lambda: any(live.sampled == 5 for live in client.engine.live))

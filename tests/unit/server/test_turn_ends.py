@@ -76,7 +76,7 @@ async def update_weights(client: Client, session: Served) -> httpx.Response:
 
 
 async def leave(client: Client, session: Served) -> None:
-    async with httpx.AsyncClient(base_url=client.url) as http:
+    async with httpx.AsyncClient(base_url=client.url, timeout=30) as http:
         request = asyncio.create_task(http.post(url_of(session), json={"messages": HI}))
         await sampling(client)
         request.cancel()
@@ -247,7 +247,7 @@ async def test_every_line_of_a_turn_says_which_turn_and_which_attempt():
     with capture_logs() as logs:
         async with serving_with(engine, settings=settings) as client:
             session = await client.create()
-            async with httpx.AsyncClient(base_url=client.url) as http:
+            async with httpx.AsyncClient(base_url=client.url, timeout=30) as http:
                 request = asyncio.create_task(http.post(url_of(session), json={"messages": HI}))
                 await client.sampling()
                 request.cancel()

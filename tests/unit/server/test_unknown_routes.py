@@ -14,7 +14,7 @@ async def test_an_agent_with_another_dialect_is_seen():
     with capture_logs() as logs:
         async with (
             scripted_server(ScriptStep(text="Hello.")) as server,
-            httpx.AsyncClient(base_url=server.url, trust_env=False) as http,
+            httpx.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as http,
         ):
             for session in ("a", "b", "c"):
                 assert (await http.post(f"/sessions/{session}/v1/embeddings", json={})).status_code == 404

@@ -11,6 +11,7 @@ import uvloop
 
 from harness.machine.process_group import is_gone
 from harness.suite.judge.reward import Score, StandingCheck
+from tests.session_servers.served import eventually
 
 ANSWERS = """
 import os
@@ -141,8 +142,7 @@ def score(session, result, metadata):
         first = await standing.score({}, {"n": 0}, metadata)
         if not metadata["in_score"]:
             go.touch()
-            while not said.exists():
-                await asyncio.sleep(0.01)
+            await eventually(said.exists)
         second = await standing.score({}, {"n": 1}, metadata)
 
     assert [first.reward, second.reward] == [1, 1]
@@ -173,8 +173,7 @@ def score(session, result, metadata):
     async with _standing(tmp_path, body) as standing:
         first = (await _ask(standing, 0)).details["pid"]
         given_up = asyncio.create_task(_ask(standing, 1))
-        while not asked.exists():
-            await asyncio.sleep(0.01)
+        await eventually(asked.exists)
         given_up.cancel()
         await asyncio.wait({given_up})
         after = await _ask(standing, 0)

@@ -14,7 +14,7 @@ def test_the_page_has_the_last_figures():
     with FigureGauges(0) as gauges:
         gauges.set({"train/loss": 1.5, "rollout_seed_base": 2**62})
         gauges.set({"train/loss": 0.25})
-        page = httpx.get(f"http://127.0.0.1:{gauges.port}/metrics").text
+        page = httpx.get(f"http://127.0.0.1:{gauges.port}/metrics", timeout=30).text
 
     assert "harness_train_loss 0.25\n" in page
     assert "harness_rollout_seed_base 4.6" in page

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,6 +31,7 @@ from harness.server.telemetry.tracing.spans import TracedRequest, TracedTurn, re
 from tests.checkout import ROOT
 from tests.logged import capture_logs
 from tests.otlp_collector import Answering, collecting, said, take
+from tests.session_servers.served import eventually
 from tests.thoroughness import examples
 
 
@@ -53,13 +53,6 @@ def sender_to(url: str) -> tuple[SpanSender, ServerMetrics]:
     """A sender, and the metrics that it counts in."""
     metrics = ServerMetrics()
     return SpanSender(traces_url(url), metrics), metrics
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Return once `holds()` is true."""
-    async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.002)
 
 
 def in_turn(*answers: Answering) -> Answering:
@@ -101,7 +94,7 @@ async def test_many_spans_leave_in_batches_and_in_order():
         async with sender.sending():
             for index in range(1_000):
                 sender.offer(turn(index))
-            await until(lambda: counted(metrics).get("spans_sent") == 2_000)
+            await eventually(lambda: counted(metrics).get("spans_sent") == 2_000)
             sender.offer(turn(1_000))
     assert [said(span)["harness.turn.index"] for span in collector.taken if span.name == "turn"] == [*range(1_001)]
     assert (5 <= len(collector.bodies) < 21, len(collector.connections)) == (True, 1)
@@ -122,9 +115,9 @@ async def test_a_batch_is_sent_again_until_it_is_taken():
         with capture_logs() as events:
             async with sender.sending():
                 sender.offer(turn(0))
-                await until(lambda: len(collector.bodies) == 2)
+                await eventually(lambda: len(collector.bodies) == 2)
                 sender.offer(turn(1))
-                await until(lambda: counted(metrics).get("spans_sent") == 4)
+                await eventually(lambda: counted(metrics).get("spans_sent") == 4)
     assert asked_at[2] - asked_at[1] >= 1
     assert len(set(collector.bodies)) == 2
     assert counted(metrics) == {"spans_sent": 4, "span_posts_failed": 2}
@@ -140,7 +133,7 @@ async def test_what_is_refused_is_not_sent_again(status: int):
         sender, metrics = sender_to(collector.url)
         async with sender.sending():
             sender.offer(turn(0))
-            await until(lambda: counted(metrics).get("refused") == 2)
+            await eventually(lambda: counted(metrics).get("refused") == 2)
             sender.offer(turn(1))
     assert {said(span)["harness.turn.index"] for span in collector.taken if span.name == "turn"} == {1}
     assert set(collector.paths) == {"/v1/traces"}
@@ -179,15 +172,15 @@ async def test_a_full_queue_drops_what_comes_and_what_is_not_new_leaves_half_of_
 async def test_a_collector_that_starts_later_gets_what_has_waited():
     """Its failure is logged once, and so is its coming; the SDK's own lines are left to other exporters."""
     with socket.socket() as reserved, capture_logs() as events:
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the port is taken, and refuses
-        reserved.bind(("127.0.0.1", 0))
+        reserved.bind(("127.0.0.1", 0))  # the port refuses, and nothing else on the machine gets it
         host, port = reserved.getsockname()
         sender, metrics = sender_to(f"http://{host}:{port}")
         async with sender.sending():
             sender.offer(turn(0))
-            await until(lambda: counted(metrics).get("span_posts_failed", 0) >= 2)
+            await eventually(lambda: counted(metrics).get("span_posts_failed", 0) >= 2)
+            reserved.close()
             async with collecting(port=port) as collector:
-                await until(lambda: counted(metrics).get("spans_sent") == 2)
+                await eventually(lambda: counted(metrics).get("spans_sent") == 2)
     assert len(collector.taken) == 2
     assert [each["event"] for each in events] == [SPANS_NOT_TAKEN, SPANS_TAKEN]
 
@@ -198,7 +191,7 @@ async def test_the_log_of_the_sdk_has_nothing_of_ours(caplog: pytest.LogCaptureF
         sender, metrics = sender_to(collector.url)
         async with sender.sending():
             sender.offer(turn(0))
-            await until(lambda: counted(metrics).get("refused") == 2)
+            await eventually(lambda: counted(metrics).get("refused") == 2)
             logging.getLogger(OTLPSpanExporter.__module__).warning("of another exporter")
     assert "hunter2" not in caplog.text
     [ours, theirs] = [each.getMessage() for each in caplog.records]
@@ -226,7 +219,7 @@ async def test_the_end_of_the_block_is_bounded(answer: Answering | None):
             await serving
         assert loop.time() - began < STOP_S + 10
         if answer is not hang:
-            await until(lambda: not any("Otel" in each.name for each in {*threading.enumerate()} - before))
+            await eventually(lambda: not any("Otel" in each.name for each in {*threading.enumerate()} - before))
     assert counted(metrics)["stopped"] == 20
 
 
@@ -237,7 +230,7 @@ async def test_a_caller_that_hurries_ends_what_is_left():
         sender, metrics = sender_to(collector.url)
         async with sender.sending():
             sender.offer(turn(0))
-            await until(lambda: bool(collector.bodies))
+            await eventually(lambda: bool(collector.bodies))
             began = loop.time()
             sender.hurry()
             sender.hurry()
@@ -271,7 +264,7 @@ async def test_an_answer_without_end_is_read_no_further_than_it_is_needed():
         sender, metrics = sender_to(collector.url)
         async with sender.sending():
             sender.offer(turn(0))
-            await until(lambda: counted(metrics) == {"spans_sent": 2})
+            await eventually(lambda: counted(metrics) == {"spans_sent": 2})
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -165,11 +165,11 @@ def test_a_well_formed_call_says_what_was_written(name, arguments):
 def test_a_degenerate_output_is_read_in_one_pass(unit):
     """A model that repeats a marker for its whole budget must not stop the server: a quadratic search takes minutes."""
     output = SampledOutput(ids(unit * (500_000 // len(unit))))
-    began = time.process_time()
+    began = time.thread_time()
 
     READER.read(output, [tool()])
 
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 10
 
 
 def ids(text: str) -> list[int]:

@@ -115,10 +115,10 @@ def test_ends_inside_a_value_are_read_in_one_pass(syntax):
     """A model that repeats the marker for its whole budget."""
     begin = '<tool_call>{"s": "' if syntax.name == "hermes" else "<tool_call><function=f><parameter=p>"
     output = ids(begin) + [TOKENIZER.marker_id("</tool_call>")] * 50_000
-    began = time.process_time()
+    began = time.thread_time()
 
     assert read(output, syntax).malformed
-    assert time.process_time() - began < 2
+    assert time.thread_time() - began < 10
 
 
 def test_without_tools_the_output_is_content_but_its_reasoning_is_not():

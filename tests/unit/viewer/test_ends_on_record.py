@@ -23,7 +23,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look import look_at
 from tests.builders import toy_tokenizer, user
-from tests.session_servers.served import SetClock, says, serving, session_on
+from tests.session_servers.served import SetClock, eventually, says, serving, session_on
 
 DUMP = Path(__file__).parents[1] / "store" / "store_of_version_6.sql"
 
@@ -152,9 +152,7 @@ async def test_a_turn_that_was_cut_shows_what_it_said(tmp_path: Path, capsys: py
     store, slow = tmp_path / "s.db", ScriptStep(text="Once upon a time there was a fox.", token_delay_s=0.02)
     async with session_on(slow, store=store, settings=ServerSettings(stop_grace_s=0.0)) as (client, session):
         asking = asyncio.create_task(client.chat(session, [user("Tell.")]))
-        async with asyncio.timeout(30):
-            while not any(live.sampled > 5 for live in client.engine.live):  # it calls nobody
-                await asyncio.sleep(0.005)
+        await eventually(lambda: any(live.sampled > 5 for live in client.engine.live))
         asking.cancel()
     show(store, session.session_id)
 

@@ -22,7 +22,7 @@ from harness.types import Json
 from harness.viewer.live.live_page import serve_live
 from tests.builders import user
 from tests.session_servers.scripted import canned_server, http_answer
-from tests.session_servers.served import says, serving, session_on
+from tests.session_servers.served import eventually, says, serving, session_on
 
 TOKEN = "the-operators-own"
 SETTINGS = ServerSettings(admin_token=TOKEN)
@@ -118,9 +118,7 @@ async def test_browsers_that_leave_or_never_read_leave_nothing_behind():
         told = await changes(browser)
         for _, writer in deaf:
             writer.transport.abort()
-        async with asyncio.timeout(30):
-            while len(asyncio.all_tasks()) > tasks or psutil.Process().num_fds() > descriptors:
-                await asyncio.sleep(0.02)
+        await eventually(lambda: len(asyncio.all_tasks()) <= tasks and psutil.Process().num_fds() <= descriptors)
 
     assert [line["id"] for line in told["sessions"]] == [session.session_id]
 
@@ -148,7 +146,7 @@ async def test_the_command_shows_it_until_it_is_told_to_end(signum: signal.Signa
         try:
             async with asyncio.timeout(60):
                 said = json.loads(await process.stdout.readuntil(b"}\n"))
-                async with httpx.AsyncClient(base_url=said["url"], trust_env=False) as browser:
+                async with httpx.AsyncClient(base_url=said["url"], trust_env=False, timeout=30) as browser:
                     told = await changes(browser)
                 process.send_signal(signum)
                 rest, code = await process.stdout.read(), await process.wait()

@@ -140,8 +140,9 @@ def _look_at_run(directory: RunDirectory, named: Path | None) -> RunView:
     key, folder = next(iter(lock.tokenizers.items()), ("", None))
     recorded = TokenizerName(folder, lock.digests.get(key, {}).get("tokenizer_digest"))
     tokenizer = find_tokenizer(recorded, named, missing)
-    has_steps = (directory.path / TELEMETRY_FILE).is_file()
-    steps = read("its training steps", lambda: read_telemetry(directory, sys.maxsize), []) if has_steps else []
+    steps: list[dict[str, float]] = []
+    if (directory.path / TELEMETRY_FILE).is_file():
+        steps = read("its training steps", lambda: read_telemetry(directory, sys.maxsize), steps)
     lines = [_line(directory, rollout, stored.get(str(rollout.session_id))) for rollout in rollouts.values()]
     known = {line.session_id for line in lines}
     others = [SessionLine.of_stored(each) for session_id, each in stored.items() if session_id not in known]

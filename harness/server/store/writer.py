@@ -65,11 +65,16 @@ class GroupWriter:
     async def write(self, *statements: Statement, changes: int | None = None) -> None:
         """Return when `statements` are on disk. Raises `StoreError`, keeping none, unless `changes` rows changed."""
         self._hand_over_notes()
-        await self._write(statements, changes)
+        await self.insert(*statements, changes=changes)
 
-    async def insert(self, *statements: Statement) -> None:
+    async def insert(self, *statements: Statement, changes: int | None = None) -> None:
         """Write rows that no note refers to, so notes keep waiting."""
-        await self._write(statements, None)
+        if self._ended is not None:
+            raise StoreError(self._ended)
+        done = self._loop.create_future()
+        self._waiting.add(done)
+        self._queue.put([_Write(statements, changes, done)])
+        await done
 
     def note(self, *statements: Statement) -> None:
         """Write `statements` with the next `write`, or soon. Failures are not reported."""
@@ -82,14 +87,6 @@ class GroupWriter:
         self._hand_over_notes()
         self._queue.put(_Stop())
         await asyncio.to_thread(self._thread.join)
-
-    async def _write(self, statements: Sequence[Statement], changes: int | None) -> None:
-        if self._ended is not None:
-            raise StoreError(self._ended)
-        done = self._loop.create_future()
-        self._waiting.add(done)
-        self._queue.put([_Write(statements, changes, done)])
-        await done
 
     def _hand_over_notes(self) -> None:
         if self._notes_timer is not None:

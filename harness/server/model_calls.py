@@ -58,9 +58,11 @@ class ModelCalls:
         ]
 
     def _routes_of(self, base: str, dialect: Dialect) -> Iterator[Route]:
+        any_model = ("{model}", "{model:path}")  # names from the Hub have a slash
         if isinstance(dialect, CountingDialect):
-            yield Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
-        yield Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
+            path = base + dialect.count_path.replace(*any_model)
+            yield Route(path, partial(self._count, dialect), methods=["POST"])
+        yield Route(base + dialect.path.replace(*any_model), partial(self._answer, dialect), methods=["POST"])
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         session = await self._session_of(request)
@@ -180,11 +182,6 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
     return WireCall(
         body, request.headers, query, request.scope["path"], session.turns_until, session.caller, answered_as
     )
-
-
-def _any_model(path: str) -> str:
-    # Names from the Hub have a slash.
-    return path.replace("{model}", "{model:path}")
 
 
 class _CountRefusals(NamedTuple):  # each turn enters two: a generator costs three times as much

@@ -55,7 +55,7 @@ class Scored(msgspec.Struct, frozen=True, eq=False):
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
         """Build columns from sequences of equal length."""
         try:
-            values = np.fromiter(logprobs, np.float64, len(logprobs))  # type: ignore[arg-type]  # None raises
+            values = np.fromiter(logprobs, np.float64, len(logprobs))  # None raises
         except TypeError:
             values = np.asarray(logprobs, dtype=np.float64)  # slower; None becomes NaN
         return cls(named, values)

@@ -140,7 +140,9 @@ class ClientConnection:
 
     def on_dismissal(self, callback: Callable[[], None]) -> "_OnDismissal":
         """Call `callback` on a dismissal within the block, or at once after one."""
-        return _OnDismissal(self._callbacks, callback, is_late=self.dismissal is not None)
+        if self.dismissal is not None:
+            callback()
+        return _OnDismissal(self._callbacks, callback)
 
     def require_there(self) -> None:
         """Raise the reason for the dismissal, if any."""
@@ -180,11 +182,8 @@ class ClientConnection:
 class _OnDismissal(NamedTuple):  # each turn enters four: a generator costs three times as much
     callbacks: list[Callable[[], None]]
     callback: Callable[[], None]
-    is_late: bool
 
     def __enter__(self) -> None:
-        if self.is_late:
-            self.callback()
         self.callbacks.append(self.callback)
 
     def __exit__(self, *exc_info: object) -> None:

@@ -132,8 +132,7 @@ class ServerMetrics:
         self._turns(str(turn.status)).inc()
         self._ends(str(turn.end)).inc()
         self._tokens.inc(new.sampled)
-        if turn.repeat_terminated:
-            self._repeat_terminated.inc()
+        self._repeat_terminated.inc(turn.repeat_terminated)
         if new.unknown.requests:
             self._unknown_requests.inc(new.unknown.requests)
             self._unknown_tokens.inc(new.unknown.tokens)

@@ -98,7 +98,7 @@ class ServerInfo(msgspec.Struct):
     engine: str = "sglang"
     """Engine behind the protocol; SGLang itself does not report one."""
     grammar_backend: str | None = None
-    """"none" if outputs can follow no schema."""
+    """`none` if outputs can follow no schema."""
     incremental_streaming_output: bool = False
     """True if chunks hold only what is new."""
     sampling_mask_max_tokens: int = 0

@@ -120,7 +120,6 @@ class AdmittedTurns:
 
     @property
     def arriving_in_all(self) -> int:
-        """Likewise, for all sessions."""
         return sum(turn.arriving for turn in self._turns.values())
 
     @property

@@ -170,13 +170,9 @@ class Generation:
                     raise
                 log.warning("engine_request_repeated", engine_attempt=attempt, code=error.code, error=error.message)
 
-    def is_comparable(self, turn: Turn) -> bool:
+    def is_comparable(self, turn: Turn | Admission) -> bool:
         """Return True if the turn's logprobs are on the scale of the engine's input scores."""
         return is_on_prompt_scale(self.engine.capabilities.logprob_scale, turn.params)
-
-    @property
-    def _is_own_output_comparable(self) -> bool:
-        return is_on_prompt_scale(self.engine.capabilities.logprob_scale, self.admission.params)
 
     def _scoring_start(self, version: int | None) -> int | None:
         # The input from this index waits for the live `version`, and the next request scores it (I7).
@@ -186,7 +182,7 @@ class Generation:
         starts = [] if before is None else [before]
         # A turn's own tokens wait only until they were scored under that version.
         is_scored = any(version_of(scoring) == version for scoring in self.output.scorings)
-        if self._is_own_output_comparable and not is_scored:
+        if self.is_comparable(self.admission) and not is_scored:
             own = (span.start for span in self.output.version_spans if version_of(span) == version - 1)
             starts += [self.admission.path.length + start for start in own]
         return min(starts, default=None)
@@ -230,7 +226,7 @@ class Generation:
         # then mixes two versions, or has one that was not requested.
         if version is None or version_of(scoring) != version:
             return structs.replace(result, prompt_logprobs=None)
-        if self._is_own_output_comparable:
+        if self.is_comparable(self.admission):
             return result
         of_prompt = scoring.logprobs[: max(0, self.admission.path.length - scoring.start)]
         return structs.replace(result, prompt_logprobs=replace(scoring, logprobs=of_prompt))

@@ -5,9 +5,10 @@ recorded turn in the dialect of its own route.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, starmap
+from typing import NamedTuple
 
 import msgspec
 from starlette.background import BackgroundTask
@@ -57,47 +58,43 @@ class ModelCalls:
         ]
 
     def _routes_of(self, base: str, dialect: Dialect) -> Iterator[Route]:
+        any_model = ("{model}", "{model:path}")  # names from the Hub have a slash
         if isinstance(dialect, CountingDialect):
-            yield Route(f"{base}{_any_model(dialect.count_path)}", partial(self._count, dialect), methods=["POST"])
-        yield Route(f"{base}{_any_model(dialect.path)}", partial(self._answer, dialect), methods=["POST"])
+            path = base + dialect.count_path.replace(*any_model)
+            yield Route(path, partial(self._count, dialect), methods=["POST"])
+        yield Route(base + dialect.path.replace(*any_model), partial(self._answer, dialect), methods=["POST"])
 
     async def _answer(self, dialect: Dialect, request: Request) -> Response:
         session = await self._session_of(request)
         with ExitStack() as place:
             count = place.enter_context(self._places.take(session.session_id))
             body = await read_body(request, self._settings.limits, count)
-            return await self._answer_call(dialect, request, session, body, place)
-
-    async def _answer_call(
-        self, dialect: Dialect, request: Request, session: Session, body: bytes, place: ExitStack
-    ) -> Response:
-        client = ClientConnection.of(request)
-        wire = _wire_call(body, request, session)
-        with _count_refusals(session):
-            call = await self._turns.read(session, dialect, wire, client)
-        if call.request.streaming is not None:
-            stream = dialect.stream(call.head)
-            turn = StreamedTurn(
-                stream,
-                call.live_text,
-                serve=partial(self._serve, call),
-                content=partial(self._end_stream, call, stream),
-                failure=partial(self._errors.end_stream, request, stream, call.head.response_id),
-                delivery=partial(self._delivery, request, call),
-            )
-            kind, silence_s = call.request.streaming.media_type, self._settings.comment_every_s
-            return StreamedAnswer(turn, client, place.pop_all(), media_type=kind, comment_every_s=silence_s)
-        with client.watch():
-            served = await self._serve(call)
-            content = await self._write(call, served, lambda answer: msgspec.json.encode(dialect.answer(answer)))
-        response = Response(content, media_type="application/json")
-        if not client.has_left:
-            response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
-        return response
+            client = ClientConnection.of(request)
+            with _CountRefusals(session):
+                call = await self._turns.read(session, dialect, _wire_call(body, request, session), client)
+            if call.request.streaming is not None:
+                stream = dialect.stream(call.head)
+                turn = StreamedTurn(
+                    stream,
+                    call.live_text,
+                    serve=partial(self._serve, call),
+                    content=partial(self._end_stream, call, stream),
+                    failure=partial(self._errors.end_stream, request, stream, call.head.response_id),
+                    delivery=partial(self._delivery, request, call),
+                )
+                kind, silence_s = call.request.streaming.media_type, self._settings.comment_every_s
+                return StreamedAnswer(turn, client, place.pop_all(), media_type=kind, comment_every_s=silence_s)
+            with client.watch():
+                served = await self._serve(call)
+                content = await self._write(call, served, lambda answer: msgspec.json.encode(dialect.answer(answer)))
+            response = Response(content, media_type="application/json")
+            if not client.has_left:
+                response.background = BackgroundTask(self._delivery(request, call, served).hand_over)
+            return response
 
     async def _serve(self, call: ModelCall) -> ServedTurn:
         turns = self._turns
-        with _count_refusals(call.session), self._sessions.in_use(call.session), turns.callers.present(call.client):
+        with _CountRefusals(call.session), self._sessions.in_use(call.session), turns.callers.present(call.client):
             served = await turns.serve(call)
         turns.metrics.overhead.observe(max(0.0, turns.clock() - call.began_at - served.turn.seconds))
         return served
@@ -108,7 +105,7 @@ class ModelCalls:
         has_other_text = live_text.has_spoken and not live_text.agrees_with(turn.reply)
         has_other_id = stream.has_told_id and turn.notes.response_id != call.head.response_id
         if has_other_text or has_other_id:
-            with _count_refusals(call.session):
+            with _CountRefusals(call.session):
                 raise AnswerChanged(
                     f"turn {turn.index} has another {'text' if has_other_text else 'id'} than its stream has said;"
                     " ask again"
@@ -129,7 +126,7 @@ class ModelCalls:
         entries = int(served.turn.output_ids.size) * (1 + alternatives) if call.request.wants_logprobs else 0
         if entries <= _MANY_LOGPROBS:
             return write(answer)
-        with _count_refusals(call.session):
+        with _CountRefusals(call.session):
             return await turns.heavy_work.do(entries * _ENTRY_BYTES, partial(write, answer))
 
     def _delivery(self, request: Request, call: ModelCall, served: ServedTurn) -> Delivery:
@@ -187,15 +184,12 @@ def _wire_call(body: bytes, request: Request, session: Session) -> WireCall:
     )
 
 
-def _any_model(path: str) -> str:
-    # Names from the Hub have a slash.
-    return path.replace("{model}", "{model:path}")
+class _CountRefusals(NamedTuple):  # each turn enters two: a generator costs three times as much
+    session: Session
 
+    def __enter__(self) -> None:
+        pass
 
-@contextmanager
-def _count_refusals(session: Session) -> Iterator[None]:
-    try:
-        yield
-    except HarnessError as error:
-        session.refuse(error)
-        raise
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        if isinstance(error, HarnessError):
+            self.session.refuse(error)

@@ -265,11 +265,6 @@ class SessionRegistry:
         if self._tracer is not None:
             self._tracer.tell_session(held)
 
-    def say_how_far_they_are(self) -> None:
-        """Trace the open sessions when the server stops."""
-        if self._tracer is not None:
-            self._tracer.tell_open_sessions(self)
-
     async def give_up(self, damaged: DamagedSession) -> None:
         """Close a quarantined session unread; its rows stay. Raises `StoreError`."""
         closed = Session(damaged.session_id, damaged.api_key, SessionConfig(), self._clock())

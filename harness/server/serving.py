@@ -90,7 +90,8 @@ async def serve(
         await stack.enter_async_context(turns)
         await turns.live.restore()
         server = SessionServer(turns)
-        stack.callback(server.sessions.say_how_far_they_are)
+        if tracer is not None:
+            stack.callback(tracer.tell_open_sessions, server.sessions)
         restored = await server.sessions.restore()
         engine.workers.observe(metrics)
         # Under a pause, even one under a drain, engines may be idle on purpose.

@@ -207,7 +207,6 @@ class Session:
         return self._tree.answered_as(response_id)
 
     def caller(self, call_id: str) -> Turn | None:
-        """Return the turn that made the tool call."""
         return self._tree.caller(call_id)
 
     def serves(self, turn: Turn) -> bool:

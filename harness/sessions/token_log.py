@@ -91,11 +91,9 @@ class TokenPath:
         return self._log.view(self.length)
 
     def json(self) -> bytes | memoryview:
-        """Return all ids as JSON."""
         return self._log.json(self.length)
 
     def digest(self) -> str:
-        """Return blake2b-128 of little-endian int32."""
         return self._log.digest(self.length)
 
     def cut(self, length: int) -> "TokenPath":

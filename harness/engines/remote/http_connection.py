@@ -188,7 +188,6 @@ class EngineConnection(asyncio.Protocol):
     # What the parser calls
 
     def on_message_begin(self) -> None:
-        """Refuse a second answer."""
         if self.is_whole:
             raise AnswerInvalid("a second answer to one request")
 

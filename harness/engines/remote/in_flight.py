@@ -42,9 +42,6 @@ class InFlight:
         self._open = asyncio.Event()
         self._open.set()
 
-    def __len__(self) -> int:
-        return len(self._live)
-
     @property
     def waiting(self) -> int:
         """Requests held here."""

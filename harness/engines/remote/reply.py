@@ -54,7 +54,11 @@ class Scored(msgspec.Struct, frozen=True, eq=False):
     @classmethod
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
         """Build columns from sequences of equal length."""
-        return cls(named, np.asarray(logprobs, dtype=np.float64))  # None becomes NaN
+        try:
+            values = np.fromiter(logprobs, np.float64, len(logprobs))  # None raises
+        except TypeError:
+            values = np.asarray(logprobs, dtype=np.float64)  # slower; None becomes NaN
+        return cls(named, values)
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[ScoredToken]) -> Self:
@@ -216,7 +220,7 @@ def verify_tokens(
 
 def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
     """Verify that all ids are in the vocabulary."""
-    wide = np.asarray(ids, dtype=np.int64)
+    wide = np.fromiter(ids, np.int64, len(ids))
     # As unsigned, a negative id exceeds every vocabulary: one pass, not two.
     if wide.size and np.maximum.reduce(wide.view(np.uint64)) >= asked.vocab_size:
         position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())

@@ -192,7 +192,7 @@ class SGLangTokenProvider(RemoteProvider):
             logprob_scale=self._scale,
             pause_modes=frozenset(PauseMode),
             max_top_logprobs=_MAX_TOP_LOGPROBS,
-            follows_json_schema=self._server.has_grammars,
+            follows_json_schema=self._server.grammar_backend != "none",
             can_update_weights=True,
             repeat_guard=self._guard,
             version=self._server.version,

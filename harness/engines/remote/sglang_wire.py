@@ -98,17 +98,13 @@ class ServerInfo(msgspec.Struct):
     engine: str = "sglang"
     """Engine behind the protocol; SGLang itself does not report one."""
     grammar_backend: str | None = None
+    """`none` if outputs can follow no schema."""
     incremental_streaming_output: bool = False
     """True if chunks hold only what is new."""
     sampling_mask_max_tokens: int = 0
     """Most candidates of a token; 0 if the server knows no masks."""
     version: str = "of unknown version"
     dp_size: int = 1
-
-    @property
-    def has_grammars(self) -> bool:
-        """True, as by default, if outputs can follow a schema."""
-        return self.grammar_backend != "none"
 
 
 class Load(msgspec.Struct):

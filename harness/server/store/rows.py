@@ -157,11 +157,6 @@ Row = tuple[Any, ...]
 Statement = tuple[str, Row]
 
 
-def hold_row(hold: Hold) -> Row:
-    """Return the parameters of `KEEP_HOLD`."""
-    return hold.holder, str(hold.kind), hold.until, int(hold.engines), hold.work
-
-
 def hold_from_row(row: sqlite3.Row) -> Hold:
     """Decode a row of `SELECT_HOLDS`."""
     return Hold(row["holder"], HoldKind(row["kind"]), float(row["until"]), bool(row["engines"]), str(row["work"]))
@@ -192,11 +187,6 @@ def phase_row(session: Session | SessionStub, now: float) -> Row:
     """Return the parameters of `UPDATE_PHASE`."""
     closed_at = now if session.phase is Phase.CLOSED else None
     return str(session.phase), closed_at, session.closed_because, session.session_id
-
-
-def move_turn_row(session_id: str, turn: Turn, previous_id: str) -> Row:
-    """Return the parameters of `MOVE_TURN`: the new session, and the fields that a takeover changes."""
-    return session_id, str(turn.end), int(turn.delivered), previous_id, turn.index
 
 
 def turn_row(session_id: str, turn: Turn) -> Row:

@@ -76,7 +76,10 @@ class SQLiteStore:
         statements = [
             (rows.INSERT_SESSION, rows.session_row(session, self.tokenizer)),
             *(
-                (rows.MOVE_TURN, rows.move_turn_row(session.session_id, turn, previous.session_id))
+                (
+                    rows.MOVE_TURN,
+                    (session.session_id, str(turn.end), int(turn.delivered), previous.session_id, turn.index),
+                )
                 for turn in session.turns
             ),
             *(
@@ -166,7 +169,8 @@ class SQLiteStore:
         return await asyncio.to_thread(read_rows, self._path, session_id)
 
     async def keep_hold(self, hold: Hold) -> None:
-        await self._writer.write((rows.KEEP_HOLD, rows.hold_row(hold)))
+        values = (hold.holder, str(hold.kind), hold.until, int(hold.engines), hold.work)
+        await self._writer.write((rows.KEEP_HOLD, values))
 
     async def drop_hold(self, holder: str) -> None:
         await self._writer.write((rows.DROP_HOLD, (holder,)))

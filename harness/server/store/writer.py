@@ -53,23 +53,24 @@ class GroupWriter:
         self._notes_timer: asyncio.TimerHandle | None = None
         # A dying thread may lose writes that it took from the queue, so the loop tracks all waiters too.
         self._waiting: set[asyncio.Future[None]] = set()
-        self._ended: str | None = None
+        self.problem: str | None = None
+        """Reason writes fail, or None while the thread runs."""
         self._thread = threading.Thread(target=self._run, name="session-store", daemon=True)
         self._thread.start()
-
-    @property
-    def problem(self) -> str | None:
-        """Reason writes fail, or None while the thread runs."""
-        return self._ended
 
     async def write(self, *statements: Statement, changes: int | None = None) -> None:
         """Return when `statements` are on disk. Raises `StoreError`, keeping none, unless `changes` rows changed."""
         self._hand_over_notes()
-        await self._write(statements, changes)
+        await self.insert(*statements, changes=changes)
 
-    async def insert(self, *statements: Statement) -> None:
+    async def insert(self, *statements: Statement, changes: int | None = None) -> None:
         """Write rows that no note refers to, so notes keep waiting."""
-        await self._write(statements, None)
+        if self.problem is not None:
+            raise StoreError(self.problem)
+        done = self._loop.create_future()
+        self._waiting.add(done)
+        self._queue.put([_Write(statements, changes, done)])
+        await done
 
     def note(self, *statements: Statement) -> None:
         """Write `statements` with the next `write`, or soon. Failures are not reported."""
@@ -82,14 +83,6 @@ class GroupWriter:
         self._hand_over_notes()
         self._queue.put(_Stop())
         await asyncio.to_thread(self._thread.join)
-
-    async def _write(self, statements: Sequence[Statement], changes: int | None) -> None:
-        if self._ended is not None:
-            raise StoreError(self._ended)
-        done = self._loop.create_future()
-        self._waiting.add(done)
-        self._queue.put([_Write(statements, changes, done)])
-        await done
 
     def _hand_over_notes(self) -> None:
         if self._notes_timer is not None:
@@ -153,19 +146,16 @@ class GroupWriter:
         self._connection.execute("BEGIN")
         try:
             for write in group:
-                self._execute(write)
+                before = self._connection.total_changes
+                for statement, parameters in write.statements:
+                    self._connection.execute(statement, parameters)
+                changes = self._connection.total_changes - before
+                if write.changes is not None and changes != write.changes:
+                    raise sqlite3.IntegrityError(f"expected {write.changes} rows to change, {changes} did")
             self._connection.execute("COMMIT")
         except BaseException:
             self._connection.rollback()
             raise
-
-    def _execute(self, write: _Write) -> None:
-        before = self._connection.total_changes
-        for statement, parameters in write.statements:
-            self._connection.execute(statement, parameters)
-        changes = self._connection.total_changes - before
-        if write.changes is not None and changes != write.changes:
-            raise sqlite3.IntegrityError(f"expected {write.changes} rows to change, {changes} did")
 
     def _answer(self, group: Sequence[_Write], error: BaseException | None) -> None:
         waiting = [write.done for write in group if write.done is not None]
@@ -174,7 +164,7 @@ class GroupWriter:
             self._loop.call_soon_threadsafe(self._wake, waiting, answer)
 
     def _end(self, problem: str) -> None:
-        self._ended = problem
+        self.problem = problem
         self._wake(list(self._waiting), StoreError(problem))
 
     def _wake(self, waiting: Sequence[asyncio.Future[None]], error: StoreError | None) -> None:
@@ -190,7 +180,6 @@ class GroupWriter:
 
 
 def store_error(path: Path, error: BaseException) -> StoreError:
-    """Convert `error` for the caller."""
     if "disk is full" in str(error) or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
         return StoreFull(f"{os.strerror(errno.ENOSPC)}: {path}; free some space, then resume the run")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:

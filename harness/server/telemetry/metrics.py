@@ -131,10 +131,11 @@ class ServerMetrics:
             self._cached.inc(min(turn.prompt_length, turn.notes.cached_tokens or 0))
         self._turns(str(turn.status)).inc()
         self._ends(str(turn.end)).inc()
-        self._repeat_terminated.inc(turn.repeat_terminated)
         self._tokens.inc(new.sampled)
-        self._unknown_requests.inc(new.unknown.requests)
-        self._unknown_tokens.inc(new.unknown.tokens)
+        self._repeat_terminated.inc(turn.repeat_terminated)
+        if new.unknown.requests:
+            self._unknown_requests.inc(new.unknown.requests)
+            self._unknown_tokens.inc(new.unknown.tokens)
         self._engine.observe(turn.seconds)
 
     def session_moved(self, recomputed_tokens: int) -> None:

@@ -33,8 +33,11 @@ CUTS = {
     ),
     "gpt2": byte_level(use_regex=True),
     "digits": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]),
+    "words with spaces": pre_tokenizers.Sequence([pre_tokenizers.Digits(), byte_level(use_regex=False)]),
+    "letters and a space": pre_tokenizers.Sequence([split(r"\p{L}+ ?|."), byte_level(use_regex=False)]),
 }
 TEXTS = st.text(st.characters(max_codepoint=127), max_size=80) | st.text(" \n\r\t'sSlLtT01aZ._", max_size=80)
+TEXTS |= st.lists(st.text("'sStT01aZ._(]\n", max_size=4) | st.sampled_from(["the", "athe"]), max_size=20).map(" ".join)
 
 
 @cache
@@ -59,7 +62,7 @@ def opened(cut: str) -> WordEncoder | None:
 
 @pytest.mark.parametrize("cut", CUTS)
 @given(texts=st.lists(TEXTS, max_size=4))
-@example(texts=[printable, f"{printable} ", "a  b", "a \n b", "it's WE'LL x2048  ", "]]"])
+@example(texts=[printable, f"{printable} ", "a  b", "a \n b", "it's WE'LL x2048  ", "]]", "athe the'll the the"])
 def test_words_have_the_ids_that_they_have_in_the_text(cut, texts):
     """Whatever stands around them, when they come first and again."""
     tokenizer, words = trained(cut), opened(cut)

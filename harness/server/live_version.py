@@ -32,7 +32,6 @@ _Labeled = TypeVar("_Labeled", VersionSpan, PromptLogprobs)
 
 _LOOK_S = 1.0
 _AGAIN_S = 0.25
-_SHARE_S, _LONGEST_SHARE_S = 0.0005, 0.02
 
 
 @dataclass(slots=True)
@@ -41,8 +40,6 @@ class _Question:
     """Set when the current query ends. Callers that came after its start wait for the next one."""
     begun: int = 0
     ended: int = 0
-    rests_until: float = 0.0
-    """Loop time before which no further query begins."""
 
 
 class LiveVersion:
@@ -136,19 +133,16 @@ class LiveVersion:
 
     async def _ask(self, engine: TokenProvider, to: _Question) -> None:
         # One query at a time. Later callers share the next one, which starts after their call, so its answer is fresh.
-        # The more turns are in flight, the longer it waits for callers: a query costs a thirtieth of a turn. An engine
-        # that does not answer costs a second, and the known version stays.
-        wanted, loop = to.begun + 1, asyncio.get_running_loop()
+        # An engine that does not answer costs a second, and the known version stays.
+        wanted = to.begun + 1
         while to.ended < wanted:
             if to.answered is not None:
                 await to.answered.wait()
                 continue
             to.answered = answered = asyncio.Event()
+            to.begun += 1
+            question = to.begun
             try:
-                if (rest_s := to.rests_until - loop.time()) > 0:
-                    await asyncio.sleep(rest_s)
-                to.begun = question = to.begun + 1
-                to.rests_until = loop.time() + min(_LONGEST_SHARE_S, _SHARE_S * self._turns)
                 with suppress(EngineError, TimeoutError):
                     async with asyncio.timeout(_LOOK_S):
                         await engine.read_version()

@@ -1,15 +1,13 @@
 """Workers of a pool that are slow to say how they stand: they delay the turns that they serve, and no others."""
 
-import asyncio
 from collections import Counter
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 
 from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.base import EngineHealth
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.server.live_version import LiveVersion
 from harness.server.store.memory import MemoryStore
 from harness.server.turns import ServedTurn, TurnService
 from harness.sessions.session import Session
@@ -78,26 +76,3 @@ async def test_a_session_goes_by_the_version_of_its_own_worker():
         assert [turn.segments[0].worker for turn in turns] == ["0", "1"]
         assert [service.live.version_for(session.session_id) for session in sessions] == [0, 5]
         assert [turn.version_spans[0].version for turn in turns] == ["0", "5"]
-
-
-async def test_turns_that_come_together_share_a_query_that_begins_after_each():
-    """The more turns are in flight, the longer a query waits for further ones."""
-    rounds, seen = 20, 0
-    async with AskedEngine(WHOLE) as engine:
-        live = LiveVersion(engine, MemoryStore(), patience_s=1)
-
-        async def look() -> None:
-            nonlocal seen
-            before = engine.asked["version"]
-            await live.look_for("a")
-            seen += engine.asked["version"] > before
-
-        with ExitStack() as turns:
-            for _ in range(100):
-                turns.enter_context(live.turn())
-            engine.asked.clear()
-            for _ in range(rounds):
-                await asyncio.gather(*(look() for _ in range(5)))
-
-    assert seen == 5 * rounds
-    assert engine.asked["version"] < 2 * rounds  # without a wait, the first call of a round has one to itself

@@ -237,7 +237,7 @@ class HoldExpired(RequestError, code="hold_expired", status=409):
 
     def __init__(self, holder: str) -> None:
         super().__init__(
-            f"the hold of {holder!r} expired, and what it kept closed has been open since; begin again with another"
+            f"the hold of {holder!r} expired, and what it kept closed has been open since; start over with another"
             " holder, renew it in time, or set a longer ttl_s",
             param="holder",
         )
@@ -319,7 +319,7 @@ class ShardLost(ShardUnavailable, code="shard_lost", status=502):
 class AnswerChanged(HarnessError, code="answer_changed", status=503, retryable=True):
     """The recorded turn differs from its stream (text, tokens or id). It is undelivered, so a retry gets it."""
 
-    told = "the answer differs from the one that was begun; retry"
+    told = "the answer differs from the one that was started; retry"
 
 
 class ClientLeft(HarnessError, code="client_left", cause=Cause.AGENT, status=499, retryable=True, told=""):

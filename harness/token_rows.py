@@ -1,4 +1,4 @@
-"""Rows beside tokens: the experts that a model's layers chose, and the ids that were candidates for a token (I12).
+"""Rows stored with tokens: the experts that a model's layers chose, and the ids that were candidates for a token (I12).
 
 The row of experts at position p comes from the pass that reads the token at p, so its weights are those of the next
 sampled token. A request over n tokens has n - 1 rows: its last token is read by a later request, if at all. So a turn
@@ -88,7 +88,7 @@ class TokenRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedRows:
-    """Rows of different lengths: that of the token at `start + i` is `values[offsets[i] : offsets[i + 1]]`."""
+    """Rows of different lengths: the row of the token at `start + i` is `values[offsets[i] : offsets[i + 1]]`."""
 
     start: int
     values: MaskIds

@@ -72,7 +72,7 @@ _COMPLETED, _TRUNCATED = TurnStatus.COMPLETED, TurnStatus.TRUNCATED
 _ABORTED, _FAILED = TurnStatus.ABORTED, TurnStatus.FAILED
 
 TURN_ENDS: Mapping[TurnEnd, EndRule] = {
-    # A turn that is FAILED begins again with the same request; what it had sampled is dropped.
+    # A FAILED turn starts over with the same request; what it had sampled is dropped.
     TurnEnd.MODEL: EndRule(_COMPLETED, _COMPLETED, waits=False, finish_reason="stop"),
     TurnEnd.TOOL_CALLS: EndRule(_COMPLETED, _COMPLETED, waits=False, finish_reason="tool_calls"),
     TurnEnd.LENGTH: EndRule(_TRUNCATED, _TRUNCATED, waits=False, finish_reason="length"),

@@ -301,7 +301,7 @@ INHERITED_TRAINED, INHERITED_MASKED = "trained", "masked"
 
 
 class TurnNotes(Struct, frozen=True, kw_only=True):
-    """Facts of a turn beside its tokens. Their JSON has those that differ from the default, in this order."""
+    """Facts of a turn besides its tokens. Their JSON has the ones that differ from the default, in this order."""
 
     cached_tokens: int | None = None
     """Prompt tokens in the engine's cache; None without engine output."""
@@ -425,7 +425,7 @@ class Turn(Struct, frozen=True):
     rows: TurnRows | None = None
     """Routed experts; None if not recorded, or if only the store has them."""
     masks: TurnRows | None = None
-    """Sampling masks, likewise."""
+    """Sampling masks, in the same way."""
     teachers: Mapping[str, TeacherScores] = {}
     """By teacher; one that has not scored the turn is missing."""
 

@@ -1,4 +1,4 @@
-"""A coroutine that runs beside a block, and never longer."""
+"""A coroutine that runs during a block, and never longer."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ log = logging.getLogger(f"harness.{__name__}")
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run `work` beside the block, then cancel it. Log its failure at once, and raise it afterwards."""
+    """Run `work` during the block, then cancel it. Log its failure at once, and raise it afterwards."""
     task = asyncio.create_task(work)  # a task group would wrap the errors of the block itself
     task.add_done_callback(_say_if_broken)
     try:

@@ -52,7 +52,7 @@ def find_function(path: str | None, option: str, load: LoadFunction) -> Callable
         raise AdapterError(f"{option} {path}: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise AdapterError(f"{option} {path}: expected a function, got {type(function).__name__}")
-    return function  # type: ignore[no-any-return]  # it is whatever the path names
+    return function  # type: ignore[no-any-return]  # it is what the path names
 
 
 def stated_reward(rollout: Rollout) -> float | None:

@@ -35,7 +35,7 @@ FILTERS: Mapping[str, Callable[[Any], bool]] = {
 }
 """Parameters that filter tokens, and when."""
 
-FILTERED = "the loss takes ratios to rollout logprobs, and they are those of the unfiltered distribution"
+FILTERED = "the loss takes ratios to rollout logprobs, and they are of the unfiltered distribution"
 
 
 def is_filter(name: str, value: Any) -> bool:

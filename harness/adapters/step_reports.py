@@ -34,7 +34,7 @@ def step_figures(samples: Iterable[ReportedSample]) -> dict[str, float]:
     sums: defaultdict[str, float] = defaultdict(float)
     means: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for reward, stamps in samples:
-        share = stamps.get("weight", 1.0)  # those of a rollout, which share reward and ledger, sum to 1
+        share = stamps.get("weight", 1.0)  # a rollout's share reward and ledger, and sum to 1
         ledger = stamps.get("ledger", {"generated": 0, "trained": 0, "masked": 0, "dropped": {}})
         sums["train/samples_total"] += 1
         sums["stage2/raw_rollouts"] += share

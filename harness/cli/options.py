@@ -140,7 +140,7 @@ class ServerOptions:
 
     tokenizer: Annotated[
         Path | None,
-        tokenizer_option("Tokenizer and chat template: folder, or model of the catalogue.  [default: that of --model]"),
+        tokenizer_option("Tokenizer and chat template: folder, or model of the catalogue.  [default: --model's]"),
     ] = None
     renderer: Renderer = "auto"
     template: Template = None

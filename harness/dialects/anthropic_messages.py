@@ -72,7 +72,7 @@ class AnthropicMessages:
         return _MessagesStream(self, head)
 
     def error_body(self, error: HarnessError, message: str, request_id: str) -> Json:
-        """Return the error envelope, with our own code beside the dialect's type."""
+        """Return the error envelope, with our own code next to the dialect's type."""
         kind = _ERROR_TYPES.get(
             error.status, "invalid_request_error" if isinstance(error, RequestError) else "api_error"
         )

@@ -197,7 +197,7 @@ def _read_schema(wire: _MessagesBody, wanted: _OutputFormat | None, limits: Requ
         return None
     if wire.tools:
         raise MalformedRequest(
-            "output_config.format: expected no tools beside a schema, whose answers call none",
+            "output_config.format: expected no tools with a schema, whose answers call none",
             param="output_config.format",
         )
     schema = decode_schema(wanted.schema, limits, "output_config.format", "output_config.format.schema")

@@ -166,7 +166,7 @@ class _GeminiStream:
         body = self._dialect.error_body(error, message, self._head.response_id)
         if self._is_array:
             return self._write(body) + b"]"
-        # Not an event: clients of the API look for errors in lines beside them.
+        # Not an event: clients of the API look for errors in lines between them.
         return msgspec.json.encode(body) + b"\n\n"
 
     def _rest(self, parts: list[Json]) -> Iterator[Json]:

@@ -246,7 +246,7 @@ def _read_choice(choice: _FunctionCalling, tools: Sequence[Json]) -> tuple[ToolM
     if not names or len(names) == len(tools):
         return mode, None
     if mode is not ToolMode.REQUIRED or len(names) > 1:
-        expected = "expected all functions, or one beside mode 'ANY'; declare only those that may be called"
+        expected = "expected all functions, or one with mode 'ANY'; declare only those that may be called"
         raise MalformedRequest(f"{param}: {expected}", param=param)
     return mode, next(iter(names))
 
@@ -262,7 +262,7 @@ def _read_schema(config: _GenerationConfig, limits: RequestLimits, *, has_tools:
             f"{param}: expected text/plain, or application/json with a schema or without", param=param
         )
     if has_tools:
-        raise MalformedRequest(f"{param}: expected no tools beside {kind}, whose answers call none", param=param)
+        raise MalformedRequest(f"{param}: expected no tools with {kind}, whose answers call none", param=param)
     if raw == NULL:
         return '{"type":"object"}'
     param = "generationConfig.responseSchema"

@@ -76,7 +76,7 @@ _value_decoder = msgspec.json.Decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):
-    """Decoder of an object that may have unknown fields. `spell` turns their names into those of `REFUSED`.
+    """Decoder of an object that may have unknown fields. `spell` turns their names into names in `REFUSED`.
 
     The `ignored` fields of `body`, of any kind, stay `msgspec.Raw`, for `find_ignored`.
     """

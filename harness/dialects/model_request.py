@@ -115,7 +115,7 @@ class RecordedText:
 
 
 def seal(response_id: str) -> str:
-    """Return the key sent beside a reply's reasoning. It holds no text, so another session cannot use it."""
+    """Return the key sent with a reply's reasoning. It holds no text, so another session cannot use it."""
     return _SEAL + response_id
 
 

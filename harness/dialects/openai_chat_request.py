@@ -351,15 +351,13 @@ def _read_schema(wire: _ChatBody, limits: RequestLimits) -> str | None:
         return None
     if wire.tools:
         raise MalformedRequest(
-            f"response_format: expected no tools beside type {wanted.type!r}, whose answers call none",
+            f"response_format: expected no tools with type {wanted.type!r}, whose answers call none",
             param="response_format",
         )
     raw = wanted.schema if wanted.json_schema is None else wanted.json_schema.schema
     if raw == NULL and wanted.type == "json_object":
         return '{"type":"object"}'
     if raw == NULL:
-        raise MalformedRequest(
-            "response_format.json_schema: expected beside type 'json_schema'", param="response_format"
-        )
+        raise MalformedRequest("response_format.json_schema: expected with type 'json_schema'", param="response_format")
     schema = decode_schema(raw, limits, "response_format", "response_format.json_schema.schema")
     return msgspec.json.encode(schema).decode()

@@ -213,12 +213,12 @@ def _read_schema(wanted: _TextFormat | None, tools: ToolList, limits: RequestLim
         return None
     if tools.names:
         raise MalformedRequest(
-            f"text.format: expected no tools beside type {wanted.type!r}, whose answers call none", param="text.format"
+            f"text.format: expected no tools with type {wanted.type!r}, whose answers call none", param="text.format"
         )
     if wanted.type == "json_object":
         return '{"type":"object"}'
     if not _is_given(wanted.schema):
-        raise MalformedRequest("text.format.schema: expected beside type 'json_schema'", param="text.format.schema")
+        raise MalformedRequest("text.format.schema: expected with type 'json_schema'", param="text.format.schema")
     schema = decode_schema(wanted.schema, limits, "text.format.schema", "text.format.schema")
     return msgspec.json.encode(schema).decode()
 

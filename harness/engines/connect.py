@@ -65,8 +65,8 @@ def open_engine(
         model_dir: Required for `local`.
         tokenizer: Required for all others; a server must have the same one.
         script: Played by `scripted`.
-        repeat_guard: Required of servers, run by others; None takes that of the environment.
-        engine_key: For servers without their own; empty takes that of the environment.
+        repeat_guard: Required of servers, run by others; None takes the environment's.
+        engine_key: For servers without their own; empty takes the environment's.
 
     Raises `ScenarioError` if the name is unknown or a requirement is missing.
     """

@@ -29,7 +29,7 @@ class Opening:
     tokenizer: Tokenizer | None = None
     script: Path | None = None
     repeat_guard: RepeatTerminateConfig | None = None
-    """None takes that of the environment."""
+    """None takes the environment's."""
 
     def require_tokenizer(self, kind: str) -> Tokenizer:
         if self.tokenizer is None:

@@ -23,7 +23,7 @@ GUARD_PROBE = SamplingParams(_PROBE_TOKENS, temperature=0.0, ignore_eos=True)
 
 
 def choose_guard(stated: RepeatTerminateConfig | None, environ: Mapping[str, str]) -> RepeatTerminateConfig | None:
-    """Return the stated guard, else that of the environment, or None. Raises `ScenarioError` if invalid."""
+    """Return the stated guard, else the environment's, or None. Raises `ScenarioError` if invalid."""
     try:
         config = RepeatTerminateConfig.from_environ(environ) if stated is None else stated
     except ConfigError as error:

@@ -59,7 +59,7 @@ from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 _MAX_TOP_LOGPROBS = 5
 _ROUTER = RoutedExperts(layers=2, top_k=2, experts=8)
-_MOST_OTHERS = 4  # candidates beside a token
+_MOST_OTHERS = 4  # candidates besides a token
 _SURE = 0.999  # probability of the id that a rule expects; all others share the rest
 
 
@@ -91,7 +91,7 @@ class ScriptStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScriptRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distribution over next tokens: the ids of `say` after each match of `after`, whatever is sampled instead."""
+    """Distribution over next tokens: the ids of `say` after each match of `after`, even if another id is sampled."""
 
     after: str
     """Regular expression for the text up to an answer."""

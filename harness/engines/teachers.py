@@ -103,15 +103,15 @@ class TeacherSpec:
 
 
 def check_teachers(teachers: Sequence[TeacherSpec], *engines: str) -> None:
-    """Require distinct names, and other servers than those of `engines`. Raises `ScenarioError`."""
+    """Require distinct names, and servers other than those in `engines`. Raises `ScenarioError`."""
     names, own = [each.name for each in teachers], {url for engine in engines for url in _urls(engine)}
     for each in teachers:
         if names.count(each.name) > 1:
             raise ScenarioError(f"teachers: expected distinct names, got {each.name} twice")
         if isinstance(each.engine, str) and own & _urls(each.engine):
             raise ScenarioError(
-                f"teacher {each.name}: expected another server than the one that samples, got {each.engine};"
-                " the proximal logprobs are those of the policy itself (docs/weight-updates.md)"
+                f"teacher {each.name}: expected a server other than the one that samples, got {each.engine};"
+                " the proximal logprobs already are the policy's own (docs/weight-updates.md)"
             )
 
 

@@ -36,7 +36,7 @@ class FetchPhase(StrEnum):
 
 
 FetchProgress = Callable[[FetchPhase, int, int], None]
-"""Callback of the fetching thread with the bytes done and those of all, 0 if unknown: quick, and never raising."""
+"""Callback of the fetching thread with the bytes done and the total, 0 if unknown: quick, and never raising."""
 
 
 def silent(phase: FetchPhase, done: int, total: int) -> None:

@@ -15,7 +15,7 @@ _TAIL_LINES = 25
 
 
 def find_uv() -> str:
-    """Return uv's program: that of its package, or the one on PATH. Raises `LaneError`."""
+    """Return uv's program: its package's, or the one on PATH. Raises `LaneError`."""
     if find_spec("uv") is not None:
         import uv
 

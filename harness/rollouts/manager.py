@@ -211,7 +211,7 @@ class SessionManager:
 
     @property
     def live(self) -> dict[str, AgentTask]:
-        """Tasks of the rollouts that have a session, by its id; in a later life, that of the first."""
+        """Tasks of the rollouts that have a session, by its id; in a later life, the first life's."""
         return {session_id: live.task for session_id, live in self._live.items()}
 
     async def abort(

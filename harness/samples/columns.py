@@ -23,7 +23,7 @@ class SampleColumn(NamedTuple):
     fill: float
     """Value where no token was sampled."""
     trainer_name: str = ""
-    """Name beside the trainer's own fields; empty if the trainer has a field for it."""
+    """Name among the trainer's own fields; empty if the trainer has a field for it."""
 
 
 COLUMNS = (

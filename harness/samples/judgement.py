@@ -1,4 +1,4 @@
-"""Judgement: the figures and the reason beside a reward, as samples carry them. Pure."""
+"""Judgement: the figures and the reason with a reward, as samples carry them. Pure."""
 
 import sys
 from collections.abc import Iterable, Mapping

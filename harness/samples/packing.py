@@ -15,7 +15,7 @@ from harness.errors import SegmentError
 FILL_UP_TO = 16_384
 """Most segments for a second packing."""
 
-_CANDIDATES = 32  # segments tried beside the longest one; four times as many gain nothing and cost seconds
+_CANDIDATES = 32  # segments tried with the longest one; four times as many gain nothing and cost seconds
 _WORD = 512  # bits: lengths scanned at once
 
 _Lengths = npt.NDArray[np.int64]
@@ -49,7 +49,7 @@ def fewest_packs(lengths: Sequence[int] | npt.NDArray[np.integer], packing_lengt
     sizes = np.sort(_check_lengths(lengths, packing_length))
     if not sizes.size:
         return 0
-    # Segments above half a pack never share one. For each size up to half a pack: what does not fit beside a segment
+    # Segments above half a pack never share one. For each size up to half a pack: what does not fit with a segment
     # that nearly fills a pack needs packs of its own. Size 0 gives the plain sum of lengths.
     total = np.concatenate([[0], np.cumsum(sizes)])
     half = int(np.searchsorted(sizes, packing_length // 2, side="right"))  # from here on: more than half a pack

@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def sampled(self) -> int:
-        """Tokens received for the turn, those of the current request included."""
+        """Tokens received for the turn, including the current request."""
         return int(self.output.ids.size) + (0 if self._kept is None else self._kept.sampled)
 
     @property

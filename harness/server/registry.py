@@ -163,7 +163,7 @@ class SessionRegistry:
     async def open(
         self, config: SessionConfig, live_version: int | None = None, previous: Session | None = None
     ) -> Session:
-        """Open a session, which takes over the turns of `config.resumes`, or inherits those of `previous`, if set.
+        """Open a session, which takes over the turns of `config.resumes`, or inherits the turns of `previous`, if set.
 
         Turns too old for its limits under `live_version` stay behind.
 

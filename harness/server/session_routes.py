@@ -117,7 +117,7 @@ class OwnSessions(SessionsApi):
             )
         if Recorded.SAMPLING_MASK in config.record and (config.sampling.top_k or 0) > engine.max_mask_ids:
             raise MalformedRequest(
-                f"sampling.top_k: expected at most {engine.max_mask_ids} beside sampling masks, the engine's bound; got"
+                f"sampling.top_k: expected at most {engine.max_mask_ids} with sampling masks, the engine's bound; got"
                 f" {config.sampling.top_k}",
                 param="sampling.top_k",
             )

@@ -1,6 +1,6 @@
 """The proximal sweep: recompute logprobs for all tokens that wait for the live policy version, before it disappears.
 
-Runs beside turns, oldest sessions first, within bounds of concurrency and time. Tokens not
+Runs during turns, oldest sessions first, within bounds of concurrency and time. Tokens not
 reached keep their behavior values and are counted. A failed request skips its branch. A score under another version is
 dropped, and ends the sweep of its session.
 """

@@ -159,7 +159,7 @@ class Teacher:
             except (EngineUnavailable, EngineConnectionLost, asyncio.CancelledError):  # the next engine continues
                 self._queue.put_nowait(session_id)
                 raise
-            except Exception as error:  # noqa: BLE001  # such as that of a selection function: this session goes without
+            except Exception as error:  # noqa: BLE001  # such as a selection function's: this session gets no scores
                 self._say("teaching_failed", error, session_id=shorten_secrets(session_id))
             if session_id in self._again:
                 self._again.discard(session_id)

@@ -18,7 +18,7 @@ _EDITABLE = ("tool", "user")
 
 
 def place_edits(previous: Session, inherits: Inheritance) -> Inheritance:
-    """Return `inherits` with the place of its edits, after those of `previous`. Raise `MalformedRequest`."""
+    """Return `inherits` with the place of its edits, after the edits of `previous`. Raise `MalformedRequest`."""
     earlier = () if previous.config.inherits is None else previous.config.inherits.edits
     if not inherits.edits:
         return replace(inherits, edits=earlier)

@@ -241,7 +241,7 @@ class Gate:
         return left
 
     def answer(self, work: Work, *, is_open: bool = True) -> GateAnswer:
-        # A session that is not open answers for itself, whatever the gate.
+        # A session that is not open answers for itself, in any state of the gate.
         return GATE_TABLE[self.state, work] if is_open else GateAnswer.SERVE
 
     def _require(self, holder: str) -> Hold:

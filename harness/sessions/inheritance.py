@@ -45,19 +45,19 @@ class InheritanceEnd(StrEnum):
 def heir_config(previous: Session, config: SessionConfig, inherits: Inheritance) -> SessionConfig:
     """Return `config` with what `previous` passes on. Raise `MalformedRequest`."""
     if previous.closed_because is CloseReason.TAKEN_OVER:
-        raise _refusal("a session with turns of its own, a successor (`resumes`) took those of this one")
+        raise _refusal("a session with turns of its own, a successor (`resumes`) took this one's")
     if previous.is_open or previous.turns_in_flight:
         raise _refusal("a session that was ended or closed, this one still lives; end it first")
     _require_forkable(previous, inherits.before)
     if config.matching not in ((), previous.config.matching):
         raise MalformedRequest(
-            f"matching: expected none, which keeps that of the earlier session, or {list(previous.config.matching)}",
+            f"matching: expected none, which keeps the earlier session's, or {list(previous.config.matching)}",
             param="matching",
         )
     if config.script not in (None, previous.config.script):
-        raise MalformedRequest("script: expected that of the earlier session, or none, which keeps it", param="script")
+        raise MalformedRequest("script: expected the earlier session's, or none, which keeps it", param="script")
     if config.record not in ((), previous.config.record):
-        raise MalformedRequest("record: expected that of the earlier session, or none", param="record")
+        raise MalformedRequest("record: expected the earlier session's, or none", param="record")
     return replace(
         config,
         metadata={**previous.config.metadata, **config.metadata},

@@ -94,7 +94,7 @@ class Session:
 
     @property
     def records_rows(self) -> bool:
-        """True if turns keep rows beside their tokens."""
+        """True if turns keep rows with their tokens."""
         return bool(self.config.record)
 
     @property
@@ -278,7 +278,7 @@ class Session:
         """Return recorded messages that a request spells differently."""
         if point.is_literal:
             return []
-        # The answer that it continues, and whatever follows the first `known` messages.
+        # The answer that it continues, and all that follows the first `known` messages.
         numbers = range(min(known, point.matched - 1), point.matched)
         return find_overlooked(self._tree.ancestry(point.parent), messages, numbers)
 

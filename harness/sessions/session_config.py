@@ -40,7 +40,7 @@ class Strays(StrEnum):
 
 
 class Recorded(StrEnum):
-    """Rows to record beside tokens; see `token_rows`."""
+    """Rows to record with tokens; see `token_rows`."""
 
     ROUTED_EXPERTS = "routed_experts"
     SAMPLING_MASK = "sampling_mask"
@@ -98,7 +98,7 @@ class SessionConfig:
     trained_roles: tuple[Role, ...] = TRAINED_ROLES
     strays: Strays = Strays.SERVE
     matching: tuple[str, ...] = ()
-    """Rules beside the default (`tokens.matching.normal_form`)."""
+    """Rules in addition to the default (`tokens.matching.normal_form`)."""
     streaming: StreamingMode | None = None
     """None: server default."""
     template_variables: Mapping[str, Any] = field(default_factory=dict)

@@ -27,7 +27,7 @@ class ShardPlace(NamedTuple):
 def find_shard(digits: str, shards: int) -> int:
     """Return the shard of hex `digits`; 0 for other text."""
     try:
-        # An id chosen by an owner begins with any byte, hence the modulo.
+        # An id chosen by an owner begins with any byte, so take the modulo.
         return bytes.fromhex(digits[:_DIGITS])[0] % shards
     except (ValueError, IndexError):
         return 0

@@ -34,13 +34,13 @@ def successor_config(previous: Session, config: SessionConfig, taken: Sequence[T
         )
     if config.matching not in ((), previous.config.matching):
         raise MalformedRequest(
-            f"matching: expected none, which keeps that of the resumed session, or {list(previous.config.matching)}",
+            f"matching: expected none, which keeps the resumed session's, or {list(previous.config.matching)}",
             param="matching",
         )
     if config.script not in (None, previous.config.script):
-        raise MalformedRequest("script: expected that of the resumed session, or none, which keeps it", param="script")
+        raise MalformedRequest("script: expected the resumed session's, or none, which keeps it", param="script")
     if config.record not in ((), previous.config.record):
-        raise MalformedRequest("record: expected that of the resumed session, or none, which keeps it", param="record")
+        raise MalformedRequest("record: expected the resumed session's, or none, which keeps it", param="record")
     ledger, own = previous.ledger(), [turn for turn in taken if not turn.notes.inherited]
     return replace(
         config,

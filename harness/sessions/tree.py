@@ -16,7 +16,7 @@ from harness.tokens.history import Prefix
 from harness.tokens.matching import EXACT, ChainKey, NormalForm, next_key
 from harness.types import Message, Turn
 
-_MOST_COMPARISONS = 4_096  # kept beside two per turn
+_MOST_COMPARISONS = 4_096  # kept in addition to two per turn
 _MOST_CHILDREN = 4  # kept per turn
 
 

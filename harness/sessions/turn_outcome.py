@@ -108,7 +108,7 @@ def end_turn(
 ) -> Turn:
     """Return the turn that ended with `output`; `held_s` is this admission's time at the gate."""
     request, prior = admission.request, admission.prior
-    earlier = request.notes  # those of an earlier attempt too
+    earlier = request.notes  # an earlier attempt's too
     is_first_output = earlier.cached_tokens is None and output.segments
     notes = structs.replace(
         earlier,

@@ -55,7 +55,7 @@ class FamilyDescription:
         """Reasons why tools or calls get lost, which raises no error of its own."""
         found = {
             "tools are not in the prompt: the template does not show them": not self.shows_tools,
-            "tool calls cannot be checked: the template does not show those of earlier turns": not self.shows_calls,
+            "tool calls cannot be checked: the template does not show earlier turns' calls": not self.shows_calls,
             f"tool calls cannot be read: the template does not write them as {self.call_syntax}": (
                 self.shows_calls and not self.reads_calls
             ),

@@ -140,7 +140,7 @@ class History:
         return Recall(digests, prefixes, self._tools.get(head) if prefixes else None, counts, sent, end)
 
     def _recall_beginning(self, head: bytes, messages: Sequence[msgspec.Raw | bytes], sent: SentBody | None) -> Recall:
-        # A body usually begins with the one before. One digest shows it, on the way to that of the whole body, so its
+        # A body usually begins with the one before. One digest shows it, on the way to the whole body's, so its
         # messages are not digested one by one.
         before = self._beginning
         if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):

@@ -1,4 +1,4 @@
-"""Messages that cannot forge markers, whatever a template or a renderer does with their text.
+"""Messages that cannot forge markers in any template or renderer.
 
 A marker in a message is replaced by a private-use character before rendering. All markers in the rendered text are then
 the template's own, and the private characters are encoded as ordinary text.

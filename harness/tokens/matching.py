@@ -32,13 +32,13 @@ _TOLD_CALL = re.compile(
 )
 _PIECE = re.compile(r"""[\[{]|[\]}]|'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|[^\[\]{}'"]++""", re.DOTALL)
 
-_DEEPEST = 100  # levels of arguments; deeper ones are compared as text, whatever the depth of the stack
+_DEEPEST = 100  # levels of arguments; deeper ones are compared as text, at any depth of the stack
 
 _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 class Matching(StrEnum):
-    """Ways to compare a history that a client sends back, beside the default (`NormalForm`)."""
+    """Ways to compare a history that a client sends back, in addition to the default (`NormalForm`)."""
 
     EXACT = "exact"
     """Everything counts, to the letter. An empty value equals a missing one."""
@@ -72,7 +72,7 @@ class NormalForm:
     """Parts of a message that count in a comparison.
 
     By default, for an assistant message: functions and JSON arguments of its calls, call ids that are ours, content
-    without line breaks at the end, reasoning, and name. A client may omit reasoning, and content beside calls. A name
+    without line breaks at the end, reasoning, and name. A client may omit reasoning, and content next to calls. A name
     may be on one side only. In other messages everything counts. `steps` remove more, beforehand. Raises
     `MalformedRequest` if a custom function fails.
     """

@@ -104,7 +104,7 @@ class OutputReader:
         return self._think_id is not None and next(turned, None) == self._think_id
 
     def is_plain(self, context_ids: Sequence[int], ids: Sequence[int]) -> bool:
-        """Return True if `ids` have no markers except those of calls and of finished reasoning."""
+        """Return True if `ids` have no markers except of calls and of finished reasoning."""
         if self._think_id is None and THINK in self._tokenizer.decode(ids):  # spelled out, where it is no id
             return False
         if self._structure_ids.isdisjoint(ids):

@@ -45,5 +45,5 @@ class SentBody:
 
         # A hundred times faster than a cryptographic hash. But a client that knows a seed can construct collisions, and
         # others can guess. So there are two hashes, with seeds that no client learns, and decisions by the digest of a
-        # whole body add that of its conversation (`sessions.retries`).
+        # whole body add its conversation's (`sessions.retries`).
         return [xxhash.xxh3_128(seed=int.from_bytes(half)) for half in (self.key[:8], self.key[8:])]

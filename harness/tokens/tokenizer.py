@@ -85,7 +85,7 @@ class Tokenizer:
         return cls(raw, eos_ids=ends, digest=digest, folder=directory.absolute())
 
     def guarding(self, added_tokens: Collection[str]) -> Self:
-        """Return this tokenizer with those of `added_tokens` that it has as further markers."""
+        """Return this tokenizer with the `added_tokens` that it has as further markers."""
         further_markers = self.added_tokens & set(added_tokens)
         if further_markers == self._further_markers:
             return self

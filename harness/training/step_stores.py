@@ -66,7 +66,7 @@ def _open_wandb(run: Path) -> Iterator[ReportStep]:
     import wandb
 
     settings = wandb.Settings(console="off", quiet=True, disable_git=True, save_code=False)
-    # Mode, project, entity and key are those of wandb's own variables. A trainer may have a run of its own here.
+    # Mode, project, entity and key come from wandb's own variables. A trainer may have a run of its own here.
     reported = wandb.init(
         name=run.name, dir=str(run), id=_read_id(run), resume="allow", reinit="create_new", settings=settings
     )
@@ -82,7 +82,7 @@ def _open_trackio(run: Path) -> Iterator[ReportStep]:
     require_package("trackio", "trackio", "reports to trackio")
     import trackio
 
-    # Folder, Space and server are those of trackio's own variables. It says on standard output what it does.
+    # Folder, Space and server come from trackio's own variables. It prints what it does.
     with redirect_stdout(sys.stderr):
         reported = trackio.init(
             project="session-harness",

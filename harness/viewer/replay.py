@@ -119,9 +119,7 @@ def _other_refusals(recorded: Mapping[str, int], again: Mapping[str, int]) -> st
     for code in _BY_THEIR_WORDS:
         then, now = recorded.get(code, 0), again.get(code, 0)
         if then != now:
-            return (
-                f"the session server refused {now} requests of the agent as {code}, and {then} of those of the record"
-            )
+            return f"the session server refused {now} of the agent's requests as {code}, and {then} of the record's"
     return None
 
 

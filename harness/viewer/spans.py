@@ -1,4 +1,4 @@
-"""OpenTelemetry spans from a run's record: those of its session server, with the rollout's outcome and reward."""
+"""OpenTelemetry spans from a run's record: its session server's spans, with the rollout's outcome and reward."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -147,7 +147,7 @@ def counted_key_ids(config: RepeatTerminateConfig, object_key_ids: Sequence[int]
         return ()
     if not object_key_ids:
         raise ConfigError(
-            f"max_object_keys: expected the token ids of {OBJECT_KEY_TEXT!r} beside it, got none;"
+            f"max_object_keys: expected the token ids of {OBJECT_KEY_TEXT!r} with it, got none;"
             " encode that text with the model's tokenizer, without special tokens"
         )
     return tuple(object_key_ids)

@@ -17,7 +17,7 @@ PREFIX_LENGTH = "repeat_prefix_len"
 PROBE = "repeat_probe"
 
 SGLANG_MATCHED = f"\0{MARK}"
-"""`matched_stop` on SGLang's OpenAI routes, which cut the text at it; hence the NUL."""
+"""`matched_stop` on SGLang's OpenAI routes, which cut the text at it; so it has a NUL."""
 
 VLLM_FINISH = "repetition"
 """Finish reason in vLLM, shared with its own detection."""

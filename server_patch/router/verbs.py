@@ -161,7 +161,7 @@ def _labeled(version: object) -> Call:
 
 
 _ABORT_ANYWAY = "/inference/v1/abort_requests"
-"""Path that exists without dev mode, beside the token endpoint."""
+"""Path that exists without dev mode, besides the token endpoint."""
 
 _PAUSES = {
     "abort": "/pause?mode=abort&clear_cache=true",

@@ -34,7 +34,7 @@ class Worker:
 
 
 class WorkerList:
-    """Workers that the gateway lists, and those of `also` that it never listed."""
+    """Workers that the gateway lists, and workers of `also` that it never listed."""
 
     def __init__(
         self,

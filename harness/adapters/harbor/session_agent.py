@@ -109,7 +109,7 @@ class SessionAgent(BaseAgent):  # type: ignore[misc]  # Harbor has an environmen
             self._fill(context)
 
     async def _require_session(self) -> SessionHandle:
-        # Each step of a task has its own, that of the first since the setup.
+        # Each step of a task has its own, the first step's since the setup.
         if self._session is None:
             self._known = {}
             async with SessionServerClient(self._server) as client:

@@ -25,7 +25,7 @@ def make_task(
     """Make a sample's task. Raises `AdapterError` for unsupported parameters or metadata."""
     params = dict(sampling_params)
     if Recorded.SAMPLING_MASK in settings.record and params.get("custom_params") == {"return_top_p_token_ids": True}:
-        del params["custom_params"]  # slime's wish for masks, in the words of its own SGLang
+        del params["custom_params"]  # slime's request for masks, in the words of its own SGLang
     sampling = session_sampling(params)
     place = {"index": sample.index, "group_index": sample.group_index}
     if isinstance(agent, ProgramAgent):

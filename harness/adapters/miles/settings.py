@@ -118,7 +118,7 @@ def _needs_logprobs(args: Any) -> bool:
 
 
 def _takes_masks(args: Any) -> bool:
-    # slime's loss is over the kept tokens unless `--rollout-top-p` is 1; that of miles is over all.
+    # slime's loss is over the kept tokens unless `--rollout-top-p` is 1; miles' is over all.
     return _is_of_slime(args) and is_filter("top_p", getattr(args, "rollout_top_p", None))
 
 

@@ -207,7 +207,7 @@ class RayRollouts:
         except TimeoutError as error:
             reason = f"nothing within {self._start_s:g} s; Ray reserves {self._cpus:g} CPUs for it"
             raise AdapterError(f"node {node.node_id} does not serve sessions: {reason}") from error
-        except Exception as error:  # whatever the node met comes as an error of Ray's
+        except Exception as error:  # any failure of the node comes as an error of Ray's
             raise AdapterError(f"node {node.node_id} does not serve sessions: {_reason(error)}") from error
 
 

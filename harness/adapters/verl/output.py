@@ -1,4 +1,4 @@
-"""Conversion of a rollout to verl's `AgentLoopOutput`, which needs tokens: those of rollouts cut short are masked."""
+"""Conversion of a rollout to verl's `AgentLoopOutput`, which needs tokens: rollouts cut short have masked ones."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -87,7 +87,7 @@ def output_fields(
     extra: Json = {
         "turn_scores": [],
         "tool_rewards": [],
-        "reward_extra_info": {},  # verl copies that of the last output of a list
+        "reward_extra_info": {},  # verl copies the last output's of a list
         "min_global_steps": min(versions),
         "max_global_steps": max(versions),
         **{name: columns.pop(name) for name in _EXTRA},

@@ -1,4 +1,4 @@
-"""Probes of `harness doctor` for this machine, beside packages.
+"""Probes of `harness doctor` for this machine, besides packages.
 
 They start no program and contact no other machine. `harness agent doctor` checks agents, `harness engine doctor` engine
 servers.
@@ -118,7 +118,7 @@ def _examine_clock(folder: Path) -> Finding:
 
 
 def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
-    """Check that a tokenizer opens and round-trips: that of `harness demo`, a few kilobytes."""
+    """Check that a tokenizer opens and round-trips: the one of `harness demo`, a few kilobytes."""
     from harness.lab.models.small_tokenizer import write_small_tokenizer
     from harness.tokens.model_family import open_chat_tokenizer
 
@@ -128,7 +128,7 @@ def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
     if chat.tokenizer.decode(ids) != text:
         step = "pip install --force-reinstall tokenizers"
         return [Finding("tokenizer", Level.FAIL, f"{text!r} does not come back from its ids", step)]
-    return [Finding("tokenizer", Level.OK, "that of `harness demo` opens")]
+    return [Finding("tokenizer", Level.OK, "the one of `harness demo` opens")]
 
 
 def _examine_loopback(_: Scratch) -> list[Finding]:

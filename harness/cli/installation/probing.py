@@ -19,7 +19,7 @@ _REMOVAL_S = 1.0
 
 
 class Scratch:
-    """Folders of probes, removed together, even those of late probes."""
+    """Folders of probes, removed together, late probes' included."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # no folder is created once removal has begun

@@ -19,7 +19,7 @@ _Weights = Annotated[
     typer.Option(
         "--weights",
         metavar="VERSION=FOLDER",
-        help="Weights of a version; may be repeated. The newest are the trainer's.  [default: those of the run]",
+        help="Weights of a version; may be repeated. The newest are the trainer's.  [default: the run's]",
     ),
 ]
 

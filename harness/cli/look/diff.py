@@ -26,7 +26,7 @@ def diff(
 ) -> None:
     """Compare outcomes, rewards, tokens and ledgers of two runs, and show where each pair of sessions diverges.
 
-    Rollouts are paired by scenario, prompt and position in the group. Exits with 0 after comparing, whatever differs.
+    Rollouts are paired by scenario, prompt and position in the group. Exits with 0 even if the runs differ.
 
     Examples: `harness diff runs/A runs/B`, `harness diff runs/A 3 runs/B 3`
     """

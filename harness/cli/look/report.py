@@ -25,7 +25,7 @@ _Format = Annotated[
 def report(where: _Where, *, out: _Out, plots: _Plots = False, kind: _Format = None) -> None:
     """Write rewards, lengths, seconds, ends, drops and version lags of a run; for CI a test case per session.
 
-    Exits with 0 after writing the report, whatever it contains.
+    Exits with 0 after writing the report, even if the run failed.
 
     Examples: `harness report runs/DIR --out report.html --plots`, `harness report runs/DIR --out report.xml`, `harness
     report runs/DIR --out spans --format otel`

@@ -60,7 +60,7 @@ def view(
 
 
 def open_last(*, as_json: options.Json = False) -> None:
-    """Write the page of the newest run in `runs/` beside the run, and open it in a browser."""
+    """Write the page of the newest run in `runs/` next to the run, and open it in a browser."""
     import webbrowser
 
     from harness.suite.record.rundir import newest_run

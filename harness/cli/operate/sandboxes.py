@@ -20,7 +20,7 @@ def _group() -> None:
 def prune(*, as_json: options.Json = False) -> None:
     """Remove the containers, cgroups and folders of sandboxes whose harness was killed.
 
-    Sandboxes of a harness that runs stay, also those of another machine or container. The exit code is 6 if something
+    Sandboxes of a running harness stay, also on another machine or container. The exit code is 6 if something
     could not be removed.
     """
     from harness.rollouts.sandboxes.left_behind import remove_left

@@ -38,9 +38,7 @@ _PIECE = 8_192  # bytes of output at a time: `printable` cuts what is longer
 
 
 def execute(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="[default: that of --agent]")
-    ] = None,
+    command: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND]", help="[default: --agent's]")] = None,
     *,
     agent: _Agent = None,
     server: _Server = _URL,

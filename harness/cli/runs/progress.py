@@ -74,7 +74,7 @@ class RunProgress:
         """Time when the first rollout of this process began."""
         self._ended_before = self._tokens_of_ended = 0
         self.live = LiveSessions()
-        """Sessions seen last; its tokens are those of ended rollouts, too."""
+        """Sessions seen last; its tokens include ended rollouts'."""
 
     def say(self, text: str) -> None:
         self._doing, self._doing_since = text, self._clock()

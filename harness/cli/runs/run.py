@@ -164,7 +164,7 @@ def run(
         print_dry_run(select(suite, overrides), concurrency, as_json=as_json)
         return
     opened = (resume_run if resume else begin_run)(suite, overrides, out)
-    _refuse_collector(otlp, opened.selection.config.overrides)  # a run that is resumed has those of its start
+    _refuse_collector(otlp, opened.selection.config.overrides)  # a resumed run keeps its own
     numbers = None
     if failed is not None:
         numbers = failed.find(opened.directory)

@@ -18,7 +18,7 @@ from harness.viewer.problems import find_problems, next_command
 from harness.viewer.terminal import empty_table, ledger_words, message_text, show
 
 _MAX_LINE = 100
-_MOST_REMARKS = 3  # of a scenario; `show` has those of each session
+_MOST_REMARKS = 3  # of a scenario; `show` has each session's
 _MOST_PROBLEMS = 5
 _MOST_PROMPTS = 5
 _MAX_TURNS = 4

@@ -19,7 +19,7 @@ _Scenario = Annotated[
         help="A bundled scenario, or a folder whose scenario.toml has a table `train`; with --resume, a run directory.",
     ),
 ]
-_Steps = Annotated[int, typer.Option(min=1, help="Total number of weight updates, those of a resumed run included.")]
+_Steps = Annotated[int, typer.Option(min=1, help="Total weight updates, including a resumed run's earlier ones.")]
 _Seed = Annotated[int | None, options.option("HARNESS_SEED", "Random seed.  [default: the scenario's]", min=0)]
 _Out = Annotated[Path | None, options.option("HARNESS_OUT", "Run directory.  [default: runs/<scenario>-<time>]")]
 _Resume = Annotated[bool, typer.Option("--resume", help="Continue after the last committed step.")]

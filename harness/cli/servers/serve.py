@@ -33,7 +33,7 @@ def serve_shards(
     continue_engines: bool,
     as_json: bool,
 ) -> None:
-    """Serve sessions with `shards` processes until Ctrl+C; `own_options` are those of `harness serve` only.
+    """Serve sessions with `shards` processes until Ctrl+C; `own_options` are for `harness serve` only.
 
     Raises `ScenarioError` for an engine that processes cannot share, and for a store that is no directory.
     """

@@ -211,7 +211,7 @@ class _Examination(NamedTuple):
 
     async def _token_endpoint(self) -> _Claim:
         if (await self.provider.health()).paused:
-            return _Claim(False, "the engine is paused and generates nothing; resume it and ask again")
+            return _Claim(False, "the engine is paused and generates nothing; resume it and retry")
         result = await self._sample()
         size = result.output_ids.size
         return _Claim(True, f"{self.server.generate_route} returned {size} ids with {size} logprobs")

@@ -136,7 +136,7 @@ class LocalGeneration:
             self.tokens.logits_from += logprobs.size
 
     def add_rows(self, start: int, values: RowValues) -> None:
-        """Add the experts of the tokens from `start` on; those of a token that is read again are the first ones."""
+        """Add the experts of the tokens from `start` on; a token that is read again keeps the first ones."""
         if self.tokens.rows_from is not None:
             self._rows.append(values[self.tokens.rows_from - start :])
             self.tokens.rows_from = max(self.tokens.rows_from, start + len(values))

@@ -102,7 +102,7 @@ class EngineThread:
                     self._answer(self._calls.get(), engine)
                 if engine.has_work:
                     engine.step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, waiting callers must get it
+        except Exception as error:  # noqa: BLE001 - waiting callers must get any error
             self._failure = error
         finally:
             self._end()

@@ -126,7 +126,7 @@ class EnginePool:
             try:
                 yield await worker.generate(asked)
             except EngineError as error:
-                error.may_have_sampled |= has_begun  # the caller has tokens, whatever the provider reports
+                error.may_have_sampled |= has_begun  # the caller has tokens, even if the provider reports none
                 raise
 
         try:
@@ -165,7 +165,7 @@ class EnginePool:
         session_id: str | None,
         request: GenerationRequest | None = None,
     ) -> AsyncGenerator[_T]:
-        """Yield a worker's answer, piece by piece. A script, and a wish for rows, go to a worker that can."""
+        """Yield a worker's answer, piece by piece. A script, or a request for rows, goes to a worker that can."""
         # Theory of operation. A request may move to another worker only while nothing has come back from the first:
         # then no token was seen, and asking again hands none out twice (I5). From the first piece on, the answer
         # belongs to its worker. Another worker would sample other tokens, perhaps with other weights, after those the

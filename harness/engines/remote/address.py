@@ -1,6 +1,6 @@
 """Address of an engine server, with the variable that holds its key.
 
-    http://10.0.0.1:30000                       the key given for all, else that of HARNESS_ENGINE_KEY, else none
+    http://10.0.0.1:30000                       the key given for all, else HARNESS_ENGINE_KEY, else none
     http://10.0.0.1:30000#key=WORKER_A_KEY      the key in the environment variable WORKER_A_KEY
 
 Addresses appear in logs and reports, so they never contain a secret.

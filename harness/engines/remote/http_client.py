@@ -65,7 +65,7 @@ class EngineClient:
     Args:
         url: See `EngineAddress`; may have a path prefix.
         engine: Engine kind, for messages.
-        api_key: Used if the address names no key; empty takes that of the environment.
+        api_key: Used if the address names no key; empty takes the environment's.
     """
 
     def __init__(self, url: str, engine: str, *, api_key: str = "") -> None:
@@ -125,7 +125,7 @@ class EngineClient:
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
     async def ask(self, call: HttpCall) -> HttpAnswer:
-        """Return the answer, whatever its status."""
+        """Return the answer with any status."""
         connections = self._require_open()
         with self._name_failures(call):
             async with asyncio.timeout(call.deadline_s):

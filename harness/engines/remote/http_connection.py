@@ -163,7 +163,7 @@ class EngineConnection(asyncio.Protocol):
     # What the transport calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # that of uvloop is of no such class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
 
     def data_received(self, data: bytes) -> None:
         assert self._transport is not None

@@ -84,7 +84,7 @@ class InFlight:
                         await await_any(self._open, live.aborted)
             except TimeoutError:
                 raise EngineUnavailable(
-                    f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then ask again"
+                    f"the engine has been paused for {self._longest_hold_s:g} s; continue it, then retry"
                 ) from None
         if live.aborted.is_set():
             return False

@@ -60,7 +60,7 @@ class RemoteProvider(TokenProvider, ChangingServer):
         logprob_scale: RAW is verified at entry; AFTER_TEMPERATURE is trusted.
         generation_timeout_s: Limit for one generation, including queues and pauses.
         api_key: The server's key, if any.
-        repeat_guard: Required configuration; None takes that of the environment (`HARNESS_REPEAT_TERMINATE_*`), if any.
+        repeat_guard: Required configuration; None takes the environment's (`HARNESS_REPEAT_TERMINATE_*`), if any.
         tokenizer: Required tokenizer; None compares nothing.
         self_test_s: Limit for the tests at entry.
     """

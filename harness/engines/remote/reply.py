@@ -97,7 +97,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def wants_masks(self) -> bool:
-        """True to ask for masks; those of a script are its ids."""
+        """True to ask for masks; a script's masks are its ids."""
         return self.request.params.sampling_mask and self.request.script_ids is None
 
     @property

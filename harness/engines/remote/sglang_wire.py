@@ -178,7 +178,7 @@ def read_reply(asked: Asked, reply: SGLangReply) -> EngineReply:
     if asked.is_guarded and finish.repeat_terminate is None and finish.type != FinishReason.ABORT:
         refuse(asked, "no repeat_terminate in its finish reason, so the repeat guard that was there at connect is gone")
     scored, masks = _read_entries(meta.output_token_logprobs or ()), meta.output_token_sampling_mask
-    if asked.wants_masks and masks is not None:  # raw logprobs beside masks would be of another distribution
+    if asked.wants_masks and masks is not None:  # raw logprobs next to masks would be of another distribution
         over_masks = meta.output_token_sampling_logprobs or ()
         if len(over_masks) != len(reply.output_ids):
             refuse(asked, f"{len(over_masks)} logprobs over sampling masks for {len(reply.output_ids)} output tokens")

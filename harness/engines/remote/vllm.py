@@ -188,7 +188,7 @@ class VLLMTokenProvider(VLLMControl):
         streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
         # Coarse, since a broken connection loses up to an interval. Versions come at the end of a stream; if it breaks,
-        # label reads determine those of its tokens (`served_label`).
+        # label reads determine its tokens' versions (`served_label`).
         call = self._call_of(asked, STREAM_INTERVAL if asked.request.on_ids is None else 1)
         arrived = Unlabeled(self._served, before, moment)
         payloads: list[bytes] = []

@@ -15,7 +15,7 @@ from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
 
 
 def whole_reply(asked: GenerateRequest, result: GenerationResult, version: str, guard: str | None) -> Json:
-    """Build the reply to a generation; `version` is that of the current weights, `guard` its guard's digest."""
+    """Build the reply to a generation; `version` is the current weights', `guard` the guard's digest."""
     meta = closing_meta(asked, result, version, guard)
     if asked.return_logprob:
         meta |= _output_logprobs(result.output_ids, result.logprobs)

@@ -58,7 +58,7 @@ class ShardCounts(msgspec.Struct, frozen=True):
     sessions_closed: int = 0
     """Sessions that drains ended since the shard started, so that a lost answer loses none."""
     released: int = 0
-    """Requests that opening the gate released, likewise."""
+    """Requests that opening the gate released, in the same way."""
 
 
 class DesiredStateAnswer(msgspec.Struct, frozen=True):

@@ -126,7 +126,7 @@ class ShardDirectory:
         stores = sum(1 for _ in self.folder.glob("shard-*.db"))
         if stores:
             raise StoreError(
-                f"{self.folder}: expected {_RECORD} beside the stores of {stores} shards: it has the ports that are in"
+                f"{self.folder}: expected {_RECORD} next to the stores of {stores} shards: it has the ports that are in"
                 " the addresses of sessions. Restore it, or write one with the port of each shard"
                 ' ({"ports": [8001, 8002]}), or name another --store'
             )

@@ -45,7 +45,7 @@ RESTART_S = 10.0
 
 _ATTEMPTS = 4  # to create a session, because several shards may die in a row
 _READ_S = 60.0  # longest silence within an answer
-_END_S = 630.0  # likewise, for an end, which waits for turns
+_END_S = 630.0  # the same for an end, which waits for turns
 _METHODS = ["GET", "POST", "PUT", "DELETE", "PATCH"]
 _KEPT = ("content-type", "content-length", "retry-after", "x-should-retry")
 

@@ -27,7 +27,7 @@ class Wish(NamedTuple):
     resumes: str | None
     """Session to take over, which fixes the shard."""
     inherits: str | None = None
-    """Session to inherit from, likewise."""
+    """Session to inherit from, in the same way."""
 
     @property
     def is_repeatable(self) -> bool:

@@ -45,7 +45,7 @@ def convert_gguf(gguf: Path, folder: Path, progress: FetchProgress) -> None:
     heads = Heads(fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"])
     write_weights(reader, heads, folder / "model.safetensors", progress)
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
-    has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # beside the embedding
+    has_output = any(tensor.name == "output.weight" for tensor in reader.tensors)  # besides the embedding
     write_json(folder / "config.json", _config(fields, ties_embeddings=not has_output))
     # A turn ends at the end-of-turn id, and at the end-of-text id that the base model was trained on.
     ids, tokens = _special_ids(fields), fields["tokenizer.ggml.tokens"]

@@ -187,7 +187,7 @@ def _object_variables(name: str, file: Path, value: Json) -> dict[str, str]:
 
 
 def find_programs(agent: ProgramAgent) -> list[Path]:
-    """Return the paths that `agent` and the relay's client need beside the system."""
+    """Return the paths that `agent` and the relay's client need besides the system."""
     words = [Path(word) for word in agent.command if word.startswith("/") and Path(word).is_file()]
     pythons = (OUR_PYTHON, *(folder / "bin" / "python" for folder in agent.folders), *words)
     paths = [*agent.folders, *words, *(found for python in pythons for found in _installation(python))]

@@ -18,7 +18,7 @@ from harness.rollouts.agents.programs import variables_of, with_own_program
 from harness.rollouts.client.session_server import SessionHandle
 
 _START_S = 60.0
-# Variables of a profile may reference those of a session.
+# Variables of a profile may reference the session's.
 _NO_SESSION = SessionHandle("none", "http://127.0.0.1:9/sessions/none", "none")
 
 

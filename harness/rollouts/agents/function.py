@@ -63,7 +63,7 @@ class FunctionAgents:
 async def _call(agent: FunctionAgent, arguments: Mapping[str, Any]) -> AgentRun:
     try:
         value = await agent.run(**arguments, **agent.kwargs)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # whatever it raises is its outcome
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # anything it raises is its outcome
         detail = "".join(traceback.format_exception_only(error)).strip()
         return AgentRun(AgentEnd(Ending.RAISED, detail=detail), trace=traceback.format_exc())
     return AgentRun(AgentEnd(Ending.RETURNED), result_of_value(value))

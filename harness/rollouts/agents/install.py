@@ -132,7 +132,7 @@ def _link_program(packages: Path, name: str, pattern: str) -> None:
 
 
 def _make_read_only(built: Path) -> None:
-    # Agents work beside these files and must not edit them. Folders stay writable, so that users can delete them.
+    # Agents work next to these files and must not edit them. Folders stay writable, so that users can delete them.
     for folder, _, files in os.walk(built):
         for path in (Path(folder, name) for name in files):
             if not path.is_symlink():

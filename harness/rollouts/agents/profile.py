@@ -78,7 +78,7 @@ class ClientFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_timeout_s: float | None = None
     """Seconds without a byte until the client gives up; None if unlimited or unknown."""
     side_calls: str = ""
-    """Model calls beside the conversation, in words."""
+    """Model calls besides the conversation, in words."""
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,7 +92,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """None if the command exists already."""
     version_command: tuple[str, ...] = ()
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """Variables that override those of every agent."""
+    """Variables that override every agent's."""
     files: dict[str, str] = msgspec.field(default_factory=dict)
     """Files of each rollout's own home directory, by path."""
     setup: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cwd: str = ""
     """The agent's directory, relative to the rollout's."""
     workdir_files: tuple[str, ...] = ()
-    """Files and folders beside the profile, copied into the rollout's directory."""
+    """Files and folders next to the profile, copied into the rollout's directory."""
     key_in_environment: bool = True
     """False if only its files may hold the session's key and address, which child processes then do not inherit."""
     sandbox: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -170,11 +170,11 @@ def load_profile(path: Path) -> AgentProfile:
     _ = AgentProfile(path, spec, "").sandbox  # raises for a wrong table
     if spec.install is not None and (spec.install.kind is Installer.NONE) == bool(spec.install.package):
         expected = "no package" if spec.install.package else "the name of a package"
-        raise ScenarioError(f"{path}: install.package: expected {expected} beside kind {str(spec.install.kind)!r}")
+        raise ScenarioError(f"{path}: install.package: expected {expected} with kind {str(spec.install.kind)!r}")
     if spec.install is None or spec.install.kind is Installer.NONE:
         return AgentProfile(path, msgspec.structs.replace(spec, install=None), "")
     if not spec.version_command:
-        raise ScenarioError(f"{path}: version_command: expected a command beside [install], got none")
+        raise ScenarioError(f"{path}: version_command: expected a command with [install], got none")
     lock = path.parent / spec.install.kind.lock_file
     try:
         version = _locked_version(spec.install, lock.read_text(encoding="utf-8"))

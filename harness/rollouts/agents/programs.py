@@ -89,7 +89,7 @@ def with_own_program(profile: AgentProfile, command: Sequence[str]) -> tuple[str
 
 
 def variables_of(profile: AgentProfile, parent: Mapping[str, str], *, in_front: bool = False) -> dict[str, str]:
-    """Return the agent's variables: its folders and those of `[env]`."""
+    """Return the agent's variables: its folders and `[env]`."""
     ours, machines = list(map(str, search_path(profile))), [parent.get("PATH", os.defpath)]
     # By default its programs come last, so that the model's commands find the machine's.
     path = os.pathsep.join(ours + machines if in_front else machines + ours)
@@ -153,7 +153,7 @@ def _require_script(script: Path) -> str:
 
 
 def bundled_directory(name: Literal["agents", "scenarios"], *, package: Path = _PACKAGE) -> Path:
-    # In the wheel they are in `harness/_bundled/`, in an editable install beside the package.
+    # In the wheel they are in `harness/_bundled/`, in an editable install next to the package.
     candidates = (package / "_bundled" / name, package.parent / name)
     for candidate in candidates:
         if candidate.is_dir():

@@ -77,7 +77,7 @@ class AgentTask:
     model: str
     deadline_s: float = 600.0
     session: Json = field(default_factory=dict)
-    """Body of `POST /sessions`. Its `metadata` go before those of the task."""
+    """Body of `POST /sessions`. Its `metadata` take precedence over the task's."""
     request_kwargs: Json = field(default_factory=dict)
     """Arguments for functions; a JSON file for programs (`HARNESS_REQUEST_KWARGS_FILE`)."""
     metadata: Json = field(default_factory=dict)
@@ -87,7 +87,7 @@ class AgentTask:
     """Earlier session to resume or fork; see `SessionManager.resume` and `fork`."""
     resume_attempts: int = 0
     """Times that the agent starts again after a failure of its infrastructure, each with the record of the last life.
-    `deadline_s` covers all lives. Each has `workdir`; that of an earlier one is renamed to `WORKDIR-life-N`.
+    `deadline_s` covers all lives. Each has `workdir`; an earlier life's is renamed to `WORKDIR-life-N`.
     """
     cwd: Path | None = None
     """Working directory of a program, if not one in `workdir`. The harness never writes there."""
@@ -135,7 +135,7 @@ class AgentTask:
             if self.box.kind == BWRAP and not is_shown:
                 raise ScenarioError(f"sandbox.mounts: expected one with the directory {self.cwd}, got none")
             if self.terminal is not None and self.box.kind != BWRAP:
-                raise ScenarioError(f"sandbox: expected no --interactive beside {self.box.kind}")
+                raise ScenarioError(f"sandbox: expected no --interactive with {self.box.kind}")
             from harness.rollouts.sandboxes.boxed import factory_of  # few trainers use sandboxes, which need pydantic
 
             factory_of(self.box)

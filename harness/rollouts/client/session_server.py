@@ -139,7 +139,7 @@ class TurnTimes(msgspec.Struct, frozen=True):
     now: float
     times: dict[str, list[TurnTime]]
     left_off: list[str] = []
-    """Sessions omitted for length; ask again."""
+    """Sessions omitted for length; send another request."""
     problems: list[str] = []
     """Silent shards of a front."""
 
@@ -207,7 +207,7 @@ class SessionServerClient:
         return await self._read(f"/sessions?limit={limit}", SessionList, deadline_s)
 
     async def look(self, session_ids: Sequence[str], *, deadline_s: float) -> list[SessionSummary]:
-        """Read those of up to 100 sessions that exist."""
+        """Read up to 100 sessions; absent ones are omitted."""
         if not session_ids:
             return []
         query = "&".join(f"id={quote(session_id, safe='')}" for session_id in session_ids)

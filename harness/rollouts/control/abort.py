@@ -71,7 +71,7 @@ async def abort_rollout(
         sessions: Ids of the sessions to end; None ends all. With ids, `pending` and `agent_hooks` must be theirs, and
             gates and `engine_workers` stay untouched.
 
-    Reports failures instead of raising, except those of `learn_workers`, before anything has changed. On cancellation
+    Reports failures instead of raising, except of `learn_workers`, before anything has changed. On cancellation
     it cancels `pending` and opens the gates.
     """
     tasks = [asyncio.ensure_future(each) for each in pending]

@@ -111,7 +111,7 @@ def _silent(address: SessionServerAddress, error: SessionServerError) -> SilentE
         return SilentEngine(name, error.message)
     if error.status in (401, 403):
         raise ScenarioError(
-            f"{name}: {error.message}; expected its admin token: that of the session server with the same address, or"
+            f"{name}: {error.message}; expected its admin token: the session server's at the same address, or"
             f" {name}#key=VARIABLE"
         ) from error
     raise ScenarioError(f"{name}: expected a harness router, which lists its workers; {error.message}") from error

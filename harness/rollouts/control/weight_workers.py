@@ -119,7 +119,7 @@ class EnginesInUpdate:
         if self._report.version < newest:
             raise ScenarioError(
                 f"expected weight version {newest}, which is live, or a later one, got {self._report.version}: label"
-                f" new weights upwards, {newest + 1} is next; a trainer that starts counting anew starts new engines"
+                f" new weights upwards, {newest + 1} is next; a trainer that restarts its count starts new engines"
             )
 
     async def sweep_samples(self, unconsumed: MutableSequence[Sample] | None, request: SweepRequest) -> None:

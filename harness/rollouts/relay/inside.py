@@ -41,7 +41,7 @@ def main() -> None:
 
 
 async def relay(path: str, port: int, command: list[str]) -> int:
-    """Run `command` beside the listener. Return the exit code."""
+    """Run `command` while the listener runs. Return the exit code."""
     connector, places = Connector(path), asyncio.Semaphore(STREAMS)
     tasks: set[asyncio.Future[None]] = set()
 

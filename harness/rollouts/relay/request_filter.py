@@ -17,7 +17,7 @@ _METHODS = (b"GET", b"HEAD", b"POST")
 _LIVENESS = (b"GET", b"HEAD")  # clients look whether a server listens at the base URL
 _LOOPBACK = re.compile(rb"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?", re.IGNORECASE)
 _PATH = re.compile(rb"(/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~!$&'()*+,=:@-]+)+/?")  # no escapes, no `.`, no empty parts
-_OF_CALLS = re.compile(rb"/(v[0-9][a-z0-9]*|api)(/|$)")  # operators' routes lie beside these
+_OF_CALLS = re.compile(rb"/(v[0-9][a-z0-9]*|api)(/|$)")  # operators' routes lie next to these
 _QUERY = re.compile(rb"[!-~]*")
 _VALUE = re.compile(rb"[\t -~\x80-\xff]*")
 _FRAMING = (b"content-length", b"transfer-encoding")

@@ -31,7 +31,7 @@ _SETTINGS = (
 )
 _TMP_BYTES = 1 << 30
 # Root of the box is this machine's root without capabilities, if the harness runs as root, and owns these files. The
-# lists are those of container runtimes.
+# lists are the container runtimes'.
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 _HIDDEN = ("/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/kmsg", "/proc/mtrr", "/proc/scsi", "/proc/timer_list")
 

@@ -61,7 +61,7 @@ def is_left(name: str) -> bool:
 
 
 async def remove_left(kinds: Collection[str] = CONTAINERS) -> LeftBehind:
-    """Remove boxes left behind; of containers, those of `kinds`."""
+    """Remove boxes left behind; of containers, only `kinds`."""
     found = LeftBehind()
     for engine in CONTAINERS:
         if engine in kinds and shutil.which(engine) is not None:

@@ -67,7 +67,7 @@ class SandboxSpec(BaseModel):
             if self.user is not None and not all(map(str.isdecimal, self.user.split(":", 1))):
                 raise ValueError(f"UID[:GID] as user for bwrap, got {self.user!r}")
         if self.kind == NONE and self.model_dump(exclude_defaults=True):
-            raise ValueError("a kind beside the other keys: bwrap, podman, docker")
+            raise ValueError("a kind with the other keys: bwrap, podman, docker")
         return self
 
     @property

@@ -76,7 +76,7 @@ class ClientConnection:
         return {"user_agent": agent} | ids | traced | self._process_note()
 
     def look_up(self, processes: PeerProcesses, session: Session) -> None:
-        """Look up the client's process, once per connection; that of the last call first, as clients may reconnect."""
+        """Look up the client's process, once per connection; try the last call's first, as clients may reconnect."""
         peer = self._peer
         if peer is not None and peer.process is None:
             turns = session.turns

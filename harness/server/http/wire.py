@@ -195,7 +195,7 @@ def parse_session_config(
             param="trained_roles",
         )
     if wire.inherits is not None and wire.resumes is not None:
-        raise MalformedRequest("inherits: expected none beside resumes", param="inherits")
+        raise MalformedRequest("inherits: expected none with resumes", param="inherits")
     read = {
         "metadata": metadata,
         "limits": Limits(**msgspec.structs.asdict(wire.limits)),

@@ -1,4 +1,4 @@
-"""Read access to a database, without long locks, writes, or new files beside it.
+"""Read access to a database, without long locks, writes, or new files next to it.
 
 A database in use, or left by a killed process, is read with its log (WAL). The log stays: only a connection that may
 write folds it into the file on close.
@@ -17,10 +17,10 @@ _BUSY_TIMEOUT_S = 10.0
 @contextmanager
 def only_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Connect to the database `path` without write access. Raises `StoreError`, `sqlite3.Error`, `OSError`."""
-    file = path.resolve()  # as SQLite does: the log is beside the target of a symlink
+    file = path.resolve()  # as SQLite does: the log is next to the target of a symlink
     log, index, journal = (file.with_name(file.name + suffix) for suffix in ("-wal", "-shm", "-journal"))
     before = _state(file)
-    # A writer keeps a log beside the database until all of it is in the file. A database without one is opened as
+    # A writer keeps a log next to the database until all of it is in the file. A database without one is opened as
     # immutable: otherwise SQLite would create a log and its index, which a read-only folder refuses. If a writer then
     # changes the file, the reads may mix two states, so the block fails.
     is_still = not log.exists() and not journal.exists()

@@ -17,7 +17,7 @@ _TURN_ENDED = "turn_ended"
 _PLAIN, _BOLD = 0, 1
 _COLORS = {"debug": 2, "info": 32, "warning": 33, "error": 31, "critical": 31}  # of ANSI terminals
 _OF_MORE = frozenset(" ='\"")
-_PIECE = 1_000  # characters: a pipe that has room takes 4,096 bytes, whatever they are
+_PIECE = 1_000  # characters: a pipe that has room takes any 4,096 bytes
 _READER_MS = 100
 _OF_EVERY_RECORD = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 

@@ -89,7 +89,7 @@ def _open(path: Path) -> BinaryIO:
 DATA_SUFFIXES = (".parquet", ".csv", ".arrow", ".jsonl", ".ndjson")
 
 _STATE = "state.json"
-"""List of the data files beside it, in order."""
+"""List of the data files next to it, in order."""
 _SHARD = re.compile(r"[-_./]?\d+(-of-\d+)?(-[0-9a-f]{16})?$")
 
 
@@ -97,7 +97,7 @@ def find_data_files(path: Path, split: str | None) -> list[Path]:
     """Return the data files of `path`, in order. Raises `ScenarioError` unless one split is meant."""
     if not path.is_dir():
         if split is not None:
-            raise ScenarioError(f"{path}: expected a folder beside data.split = {split!r}, got a file")
+            raise ScenarioError(f"{path}: expected a folder with data.split = {split!r}, got a file")
         return [path]
     splits = _saved_splits(path) or _hub_splits(path)
     if not splits:
@@ -134,7 +134,7 @@ class Rows(Protocol):
 
     @property
     def columns(self) -> Sequence[str]:
-        """Columns; of JSON lines, those of the first row."""
+        """Columns; of JSON lines, the first row's."""
 
     def __len__(self) -> int: ...
 

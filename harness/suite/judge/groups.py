@@ -102,7 +102,7 @@ def value_of(rewards: Sequence[float]) -> TurnValue | None:
     count, mean = len(rewards), fmean(rewards)
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     if min(rewards) >= 0 and max(rewards) <= 1:
-        # Wilson's score interval. No distribution on 0 to 1 has a larger variance than that of 0 and 1 with its mean.
+        # Wilson's score interval. No distribution on 0 to 1 has a larger variance than 0 and 1 with its mean.
         share = 1 + z**2 / count
         middle = (mean + z**2 / (2 * count)) / share
         half = z * math.sqrt(mean * (1 - mean) / count + (z / (2 * count)) ** 2) / share

@@ -43,7 +43,7 @@ class Overrides(Strict):
     settings: list[str] | None = None
     """Keys of `scenario.toml` as TOML, such as `limits.turns = 3`. Other options win."""
     filter: list[KnownFilter] | None = None
-    """Conditions on rows, besides those of the scenario."""
+    """Conditions on rows, besides the scenario's."""
     limit: int | None = None
     shuffle: int | None = None
     epochs: int | None = None
@@ -243,7 +243,7 @@ def _require_weights(folders: Iterable[ScenarioFolder]) -> None:
 
 
 def _require_no_engine(settings: Iterable[str], folders: Iterable[ScenarioFolder]) -> None:
-    """Raise `ScenarioError` for settings void beside a running server."""
+    """Raise `ScenarioError` for settings that a running server ignores."""
     wanted: dict[str, Any] = {}
     for text in settings:
         _merge(wanted, _parse_setting(text))

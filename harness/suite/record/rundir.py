@@ -113,7 +113,7 @@ class RunDirectory:
         return self.sessions / str(number)
 
     def trial(self, number: int) -> Path:
-        """Return the folder of what a task's sandbox shows, beside the agent's directory."""
+        """Return the folder of what a task's sandbox shows, next to the agent's directory."""
         return self.path / "trials" / str(number)
 
     @contextmanager

@@ -46,7 +46,7 @@ def find_weights(directory: RunDirectory) -> dict[int, Path]:
 
 
 def find_template(directory: RunDirectory, weights: Mapping[int, Path]) -> ChatTokenizer | None:
-    """Return the trainer's chat tokenizer: that of its newest weights, with the template of the run; None if gone."""
+    """Return the trainer's chat tokenizer: its newest weights' tokenizer with the run's template; None if gone."""
     with suppress(HarnessError):
         entries = RunConfig.load(directory.config).scenarios
         folders = [replace(load_scenario(Path(each.directory)), scenario=each.scenario) for each in entries]
@@ -171,7 +171,7 @@ class RunAudit:
         await asyncio.gather(*self._scoring)
 
     async def finish(self) -> None:
-        """Audit the chosen rollouts together, those of earlier starts too, against the newest weights."""
+        """Audit the chosen rollouts together, earlier starts' too, against the newest weights."""
         for task in [*self._scoring, *self._comparing]:
             task.cancel()
         await asyncio.gather(*self._scoring, *self._comparing, return_exceptions=True)
@@ -240,7 +240,7 @@ class RunAudit:
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Say an error of the block, once: whatever a model's code raises, the run continues."""
+        """Log an error of the block, once: the run continues after any error of a model's code."""
         try:
             yield
         except Exception as error:  # noqa: BLE001
@@ -258,7 +258,7 @@ async def auditing(
     say: Callable[[str], None],
     is_stopped: Callable[[], bool],
 ) -> AsyncIterator[RunAudit | None]:
-    """Audit beside the block what the scenarios ask for, to its end; None if they do not ask."""
+    """Audit during the block what the scenarios ask for, to its end; None if they ask for nothing."""
     shares = {folder.name: folder.scenario.audit.share for folder in folders if folder.scenario.audit is not None}
     if not shares:
         yield None

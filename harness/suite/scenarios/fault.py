@@ -66,11 +66,11 @@ class Fault(Strict):
         if len(given) != 1:
             raise ValueError(f"exactly one of {', '.join(_TRIGGERS)} and not {' and '.join(given) or 'none of them'}")
         if self.at_token is not None and self.at_turn is None:
-            raise ValueError("at_turn beside at_token")
+            raise ValueError("at_turn with at_token")
         if self.action in _NEEDS_SECONDS and self.seconds is None:
-            raise ValueError(f"seconds beside {self.action}")
+            raise ValueError(f"seconds with {self.action}")
         if self.action not in _TAKES_SECONDS and self.seconds is not None:
-            raise ValueError(f"no seconds beside {self.action}, which takes no time")
+            raise ValueError(f"no seconds with {self.action}, which takes no time")
         return self
 
     @property

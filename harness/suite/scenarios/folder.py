@@ -115,7 +115,7 @@ class ScenarioFolder:
             if step.fault is not None or step.finish not in ("stop", "length"):
                 what = step.fault or step.finish
                 raise ScenarioError(
-                    f"{self.file(name)}: steps[{index}]: expected no {str(what)!r} beside engine.force_script: a real"
+                    f"{self.file(name)}: steps[{index}]: expected no {str(what)!r} with engine.force_script: a real"
                     " engine fails by [[faults]]"
                 )
             words = {"tokens": step.tokens} if step.tokens else {"text": step.text}
@@ -137,7 +137,7 @@ class ScenarioFolder:
             present |= {f"agent/{number}": Path(word) for number, word in enumerate(command) if Path(word).is_file()}
             present |= {f"files/{name}": path for name, path in _files_below(self.agent_files).items()}
             present["agent"] = script
-            if script.suffix == ".toml":  # the files that a profile installs and starts are beside it
+            if script.suffix == ".toml":  # the files that a profile installs and starts are next to it
                 present |= {f"agent/{path.name}": path for path in script.parent.iterdir() if path.is_file()}
         else:
             # It may import its neighbors.

@@ -117,7 +117,7 @@ class ScenarioPrompts:
     def _permute(self, numbers: RowNumbers, epoch: int) -> RowNumbers:
         if self._spec.shuffle is None:
             return numbers
-        # Its stream is frozen; those of numpy's generators may change with a version.
+        # Its stream is frozen; numpy's generators may change theirs with a version.
         order = np.random.RandomState(derive_seed(self._spec.shuffle, epoch) % 2**32)
         return order.permutation(numbers)
 

@@ -97,9 +97,9 @@ class AgentSpec(Strict):
             raise ValueError("cwd inside the rollout's directory")
         beside = [key for key in ("game", "env", "cwd", "setup", "files") if getattr(self, key)]
         if self.function is not None and self.sandbox.kind != NONE:
-            raise ValueError("no sandbox beside function, which runs in the harness's process")
+            raise ValueError("no sandbox with function, which runs in the harness's process")
         if self.function is not None and beside:
-            raise ValueError(f"no {' and no '.join(beside)} beside function, which has no environment of its own")
+            raise ValueError(f"no {' and no '.join(beside)} with function, which has no environment of its own")
         return self
 
     @property
@@ -161,7 +161,7 @@ class ServicesSpec(Strict):
     lanes: list[LaneGroup] = Field(default_factory=list)
     """Engine servers on this machine's CPU."""
     workers: list[RunningServers] = Field(default_factory=list)
-    """Running engine servers; `--worker` replaces those of its kind."""
+    """Running engine servers; `--worker` replaces the servers of its kind."""
     router: bool = False
     """Put a router, with its own gateway, in front."""
 
@@ -171,9 +171,9 @@ class ServicesSpec(Strict):
         if not kinds and not self.workers:
             raise ValueError("lanes or workers")
         if len(kinds) > 1 and not self.router:
-            raise ValueError(f"router = true beside lanes of several engines ({', '.join(kinds)})")
+            raise ValueError(f"router = true with lanes of several engines ({', '.join(kinds)})")
         if self.workers and not self.router:
-            raise ValueError("router = true beside workers; without a router they are engine.name")
+            raise ValueError("router = true with workers; without a router they are engine.name")
         return self
 
     def with_workers(self, workers: Sequence[str]) -> "ServicesSpec":
@@ -339,7 +339,7 @@ class Scenario(Strict):
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     sampling: Sampling = Field(default_factory=Sampling)
     record: list[Literal["routed_experts", "sampling_mask"]] = Field(default_factory=list)
-    """Rows to record beside tokens."""
+    """Rows to record with tokens."""
     after_incomplete: Literal["refuse", "serve"] = "refuse"
     """After an incomplete turn, refuse or (for evaluation) serve calls."""
     template_variables: dict[str, JsonValue] = Field(default_factory=dict)
@@ -368,23 +368,23 @@ class Scenario(Strict):
         if self.services is not None and self.engine.name != EngineSpec().name:
             yield "engine.name or services, and not both"
         if self.services is not None and self.engine.script is not None and not self.engine.force_script:
-            yield "no engine.script beside services without engine.force_script: lanes have weights"
+            yield "no engine.script with services without engine.force_script: lanes have weights"
         if self.engine.force_script and self.engine.script is None:
-            yield "engine.script beside engine.force_script"
+            yield "engine.script with engine.force_script"
         taught = () if self.train is None else self.train.teachers.keys()
         if not {name for name, table in self.teachers.items() if table.when != "off"}.issuperset(taught):
             yield "a table teachers.NAME that is not off for each name in train.teachers"
         box = self.agent.sandbox
         if self.harbor is None and box.kind in CONTAINERS and box.image is None:
-            yield f"agent.sandbox.image beside {box.kind}"
+            yield f"agent.sandbox.image with {box.kind}"
         if self.harbor is not None and (box.kind == NONE or self.train is not None):
-            yield "agent.sandbox.kind beside harbor, and no train"
+            yield "agent.sandbox.kind with harbor, and no train"
         if self.train is not None:
             yield from self._find_missing_to_train(self.train)
         # Signals go to the agent's process group.
         signals = sorted({fault.action for fault in self.faults} & SIGNALS)
         if signals and self.agent.function is not None:
-            yield f"no {' and no '.join(signals)} beside agent.function, which has no process of its own"
+            yield f"no {' and no '.join(signals)} with agent.function, which has no process of its own"
 
     def _find_missing_to_train(self, train: TrainSpec) -> Iterator[str]:
         if train.budget % self.samples_per_prompt:
@@ -393,10 +393,10 @@ class Scenario(Strict):
                 f" not {train.budget}"
             )
         if train.advantage in ("rollout", "turn", "return_to_go") and self.samples_per_prompt < 2:
-            yield f"samples_per_prompt of at least 2 beside train.advantage = {train.advantage!r}"
+            yield f"samples_per_prompt of at least 2 with train.advantage = {train.advantage!r}"
         for table in ("weights", "faults"):
             if getattr(self, table):
-                yield f"no {table} beside train, which changes the weights itself"
+                yield f"no {table} with train, which changes the weights itself"
 
     def session(self, seed: int) -> Json:
         """Return the body of `POST /sessions`, without metadata."""

@@ -22,10 +22,10 @@ def schema_of(kind: str) -> Json:
 
 
 def schema_file(kind: str) -> str:
-    """Return the name of the schema beside a file."""
+    """Return the name of the schema next to a file."""
     return f"{kind}.schema.json"
 
 
 def name_schema(kind: str, text: str) -> str:
-    """Return a file's `text` with the line that names the schema beside it."""
+    """Return a file's `text` with the line that names the schema next to it."""
     return f"#:schema ./{schema_file(kind)}\n{text}"

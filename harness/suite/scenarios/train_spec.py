@@ -124,16 +124,16 @@ class TrainSpec(Strict):
         if bool(self.rollouts_per_step) is (self.batch is not None):
             raise ValueError("either rollouts_per_step or batch")
         if (self.advantage == "value") is not bool(self.value_forks):
-            raise ValueError('value_forks of at least 1 beside advantage = "value", and of 0 beside others')
+            raise ValueError('value_forks of at least 1 with advantage = "value", and of 0 with others')
         if self.encoder is not None and not all(self.encoder.partition(":")[::2]):
             raise ValueError(f"encoder as FILE:NAME, and not {self.encoder!r}")
         if self.group_filter == "none" and self.most_dropped:
             raise ValueError("most_dropped = 0 without a group_filter")
         if self.group_filter != "none" and not self.most_dropped:
-            raise ValueError("most_dropped of at least 1 beside a group_filter, whose first group would end the run")
+            raise ValueError("most_dropped of at least 1 with a group_filter, whose first group would end the run")
         if self.partial == "resume" and not (self.over_sampling and self.max_staleness >= 2):
             raise ValueError(
-                "over_sampling of at least 1 and max_staleness of at least 2 beside partial = 'resume', whose groups"
+                "over_sampling of at least 1 and max_staleness of at least 2 with partial = 'resume', whose groups"
                 " begin ahead of their step and are handed over one step later"
             )
         return self

@@ -115,7 +115,7 @@ class TrainingJournal:
     async def commit(
         self, trained: TrainedStep, learner: Learner, audited: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Commit the finished step, even if cancelled. Returns its figures, with those of an audit."""
+        """Commit the finished step, even if cancelled. Returns its figures, with an audit's."""
         record = self._record
         assert record is not None, "a step is collected before it is committed"
 

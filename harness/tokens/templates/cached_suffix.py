@@ -111,7 +111,7 @@ def fillable_texts(messages: Sequence[Message]) -> list[str] | None:
 
 
 def _cut(text: str, slots: Sequence[str], tokenizer: Tokenizer, end_ids: frozenset[int]) -> Iterator[CachedSuffix]:
-    # The encoder never joins a marker with the text beside it. Between two markers, a stretch without a slot always has
+    # The encoder never joins a marker with adjacent text. Between two markers, a stretch without a slot always has
     # the same ids. One with slots is encoded each time as a whole, because the encoder may join a message's text with
     # the template's.
     stretches: list[str] = []

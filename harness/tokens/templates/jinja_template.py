@@ -171,7 +171,7 @@ def _to_json(
 
 
 def _as_templates_know_it(message: Message) -> Json:
-    # An empty content stays: some templates show calls only beside None, and `MessageForm` finds that out.
+    # An empty content stays: some templates show calls only next to None, and `MessageForm` finds that out.
     said = {name: value for name, value in message.items() if value is not None or name == "content"}
     reasoning = next((said[name] for name in _REASONING if name in said), None)
     return said if reasoning is None else {"thinking": reasoning, **said, "reasoning_content": reasoning}

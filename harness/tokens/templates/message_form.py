@@ -35,7 +35,7 @@ class MessageForm:
     arguments_as_text: bool = True
     """True for the sampled JSON text, False for the object."""
     no_content_beside_calls: bool = False
-    """True if empty content beside tool calls becomes None."""
+    """True if empty content next to tool calls becomes None."""
     short_call_ids: bool = False
     """True if call ids become nine letters and digits."""
     developer_as_system: bool = False

@@ -1,4 +1,4 @@
-"""Audit: why the logprobs that an engine reported differ from those of the trainer's weights, cause by cause."""
+"""Audit: why the logprobs that an engine reported differ from the trainer's weights', cause by cause."""
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -179,7 +179,7 @@ class _Probes:
         self._behavior = np.concatenate([branch.logprobs for branch in branches])
         self.workers = np.concatenate([branch.workers for branch in branches])
         self.moved = self._behavior - np.concatenate([branch.again for branch in branches])
-        """Behavior logprob less that of scoring again; NaN where the engine did not."""
+        """Behavior logprob minus a second score; NaN where the engine gave none."""
         self._names = [str(name) for name in np.unique(self.workers)]
         self._factors = sorted(set(read[0].factors).intersection(*(each.factors for each in read)))
         is_masked = any(b.masks is not None or any(p.filters_tokens for p in b.params) for b in branches)

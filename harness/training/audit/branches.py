@@ -40,7 +40,7 @@ class BranchTokens:
     ids: TokenIds
     positions: npt.NDArray[np.int64]
     passes: Sequence[Pass]
-    """Passes of the engine, in order; the cache before `start` is that of earlier ones."""
+    """Passes of the engine, in order; the cache before `start` comes from earlier ones."""
     rows: SampleRows | None
     """Experts of each token, chosen in its first pass."""
 
@@ -146,7 +146,7 @@ class ReadBranch:
 
 
 def effective(causes: frozenset[GapCause]) -> frozenset[GapCause]:
-    """Return `causes` without those that change nothing beside the others."""
+    """Return `causes` without the ones that change nothing next to the others."""
     # With one version of the weights, a cache holds what they compute.
     return causes if GapCause.VERSION in causes else causes - {GapCause.CACHE}
 

@@ -1,4 +1,4 @@
-"""Causes of the gap between the logprob that an engine reported for a token and that of a reference. Pure.
+"""Causes of the gap between the logprob that an engine reported for a token and a reference's. Pure.
 
 The reference begins as the trainer sees a token: current weights in float32, its own template, every id a candidate.
 Each cause makes it follow the engine in one respect. A cause is needed if the gap grows as soon as the reference
@@ -36,7 +36,7 @@ class GapCause(StrEnum):
     SCALE = "scale"
     """The engine's logprob is after a temperature."""
     WORKER = "worker"
-    """One worker's tokens stay unexplained, and those of the others do not."""
+    """One worker's tokens stay unexplained, other workers' do not."""
     BATCH = "batch"
     """Alone in a request, the engine finds another logprob: batches and chunks change it."""
     ENGINE = "engine"
@@ -98,8 +98,8 @@ class Attribution:
     ) -> Self:
         """Attribute the gaps of tokens, each sampled by a worker in a branch, to `candidates`.
 
-        `moved` is the engine's logprob less that of its scoring the token again alone, NaN where it did not. `behind`
-        is True for tokens behind those of older weights.
+        `moved` is the engine's logprob minus its score of the token alone, NaN where it has none. `behind`
+        is True for tokens after tokens of older weights.
         """
         sizes = cache(lambda causes: np.abs(gaps(causes)))
         needed, usual = _find_by_worker(sizes, candidates, workers)
@@ -183,7 +183,7 @@ def _share_gone(
     own = own & ~np.isnan(moved)
     if not own.any():
         return 0.0
-    # A request for scores has no candidates and no temperature, and computes its prefix anew.
+    # A request for scores has no candidates and no temperature, and recomputes its prefix.
     same = causes - {GapCause.CACHE, GapCause.MASK, GapCause.SCALE}
     rest, alone = _mean(np.abs(gaps(causes)), own), _mean(np.abs(gaps(same) - moved), own)
     return 1 - alone / rest if rest > _ALONE * alone + FLOOR else 0.0

@@ -26,9 +26,9 @@ from harness.training.audit.causes import GapCause
 from harness.training.learner.replay import replaying
 
 TEMPERATURES = (*np.arange(5, 16).round(1) / 10,)
-"""Factors of temperature that an audit tries, beside those that the run asked for."""
+"""Factors of temperature that an audit tries, besides the run's own."""
 
-_MODELS = 3  # in memory at once, in float32: the trainer's, and those of a branch that an update met
+_MODELS = 3  # in memory at once, in float32: the trainer's, and a branch's that an update met
 
 
 class _Model(NamedTuple):
@@ -132,7 +132,7 @@ class Reference:
                     stack.enter_context(models[version].computing_in(dtype))
                 model, rows = models[version], None
                 if GapCause.EXPERTS in causes and reading.rows is not None:
-                    is_own = GapCause.VERSION in causes  # the trainer replays all rows, whatever weights chose them
+                    is_own = GapCause.VERSION in causes  # the trainer replays all rows, whichever weights chose them
                     rows = reading.rows_of(version, start, stop) if is_own else reading.rows.between(start, stop)
                 cache = _crop(cache, start) if GapCause.CACHE in causes else None
                 ids = torch.from_numpy(reading.ids[start:stop].astype(np.int64))[None]

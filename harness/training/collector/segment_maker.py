@@ -217,7 +217,7 @@ class SegmentMaker:
 def taught_advantages(sample: Sample, weights: Mapping[str, float]) -> npt.NDArray[np.float32]:
     """Return each response token's advantage by its teachers: weight times (teacher's minus behavior logprob).
 
-    Its policy gradient is that of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing,
+    It has the policy gradient of the token's reverse KL divergence (arXiv:2306.08543). 0 where a logprob is missing,
     and where a teacher's `teacher_tops` are there. Raises `StepError` for a sample without that teacher.
     """
     advantages = np.zeros(sample.response_length, np.float32)

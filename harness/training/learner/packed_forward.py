@@ -48,7 +48,7 @@ def prepare(model: Any) -> None:
     tolerance = _TOLERANCES[_compute_dtype(model.device.type, model.dtype)]
     if not difference <= tolerance:
         raise LearnerError(
-            f"{type(model).__name__} cannot be trained on packs: logprobs of a pack differ from those of its segments"
+            f"{type(model).__name__} cannot be trained on packs: logprobs of a pack differ from its segments'"
             f" alone by {difference:.2g}, at most {tolerance} is allowed; something but attention joins its tokens"
         )
 

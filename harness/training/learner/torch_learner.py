@@ -194,7 +194,7 @@ class TorchLearner:
         if not math.isfinite(norm):
             raise LearnerError(
                 f"the gradient of step {self._step + 1} is not finite, so it was not applied; look at the advantages,"
-                " and at how far the logprobs of its tokens lie from those of the model"
+                " and at how far the logprobs of its tokens lie from the model's"
             )
         if norm > self._settings.clip_norm:
             self._gradients.scale(self._settings.clip_norm / norm)

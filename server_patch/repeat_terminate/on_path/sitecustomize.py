@@ -48,7 +48,7 @@ class _BesideSchedulers(MetaPathFinder):
         return spec
 
 
-# Provides `server_patch` and nothing else beside it.
+# Provides `server_patch` and nothing next to it.
 def _provide_package() -> None:
     name = _PACKAGE.name
     if find_spec(name) is None:

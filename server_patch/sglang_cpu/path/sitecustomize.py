@@ -1,4 +1,4 @@
-"""Make torchvision importable beside a CPU torch, for a local SGLang. Test support.
+"""Make torchvision importable with a CPU torch, for a local SGLang. Test support.
 
 torchvision registers operators in a CUDA extension, which does not load here. Its Python part only needs the schemas of
 two, declared right before it is imported.

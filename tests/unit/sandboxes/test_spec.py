@@ -27,7 +27,7 @@ async def play(**_):
         ({"kind": "bwrap", "mounts": ["/a:/b:/c"]}, "SOURCE[:TARGET][:rw]"),
         ({"kind": "bwrap", "memory_mb": 1}, "greater than or equal to 16"),
         ({"kind": "bwrap", "pids": "many"}, "integer"),
-        ({"network": True}, "a kind beside the other keys"),
+        ({"network": True}, "a kind with the other keys"),
         ({"kind": "bwrap", "disk_mb": 1}, "disk_mb"),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_task_fits_its_sandbox():
     with pytest.raises(ScenarioError, match=r"sandbox\.mounts: expected one with the directory /data, got none"):
         AgentTask(agent, "", Path("/w"), "m", cwd=Path("/data")).require_valid()
     container = SandboxSpec(kind="podman", image="x")
-    with pytest.raises(ScenarioError, match="expected no --interactive beside podman"):
+    with pytest.raises(ScenarioError, match="expected no --interactive with podman"):
         AgentTask(agent, "", Path("/w"), "m", sandbox=container, terminal=Path("/dev/pts/9")).require_valid()
 
 

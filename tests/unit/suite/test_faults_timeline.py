@@ -130,7 +130,7 @@ def test_a_request_goes_on_with_the_turn_of_its_prompt(requests: list[tuple[byte
             {"action": "drain", "at_turn": 1, "at_second": 2.0},
             "faults[0]: expected exactly one of at_turn, at_second, probability and not at_turn and at_second",
         ),
-        ({"action": "drain", "at_second": 1.0, "at_token": 3}, "faults[0]: expected at_turn beside at_token"),
+        ({"action": "drain", "at_second": 1.0, "at_token": 3}, "faults[0]: expected at_turn with at_token"),
         ({"action": "pause", "at_turn": 1}, "faults[0]: expected seconds beside pause"),
         ({"action": "kill_agent", "at_turn": 1, "seconds": 2}, "faults[0]: expected no seconds beside kill_agent"),
         ({"action": "drain", "at_turn": 0}, "faults[0].at_turn: expected greater than or equal to 1, got 0"),

@@ -203,7 +203,7 @@ def test_a_wrong_row_is_named(tmp_path: Path, name: str, content: bytes | None, 
         ({"filter": ["lvl!=3"], "limit": 2}, "filter: expected a column 'lvl', got question, level, answer"),
         ({"filter": ["level"]}, "data.filter[0]: filter: expected COLUMN=VALUE"),
         ({"filter": ["level~["]}, "expected a regular expression behind ~, got '['"),
-        ({"split": "train"}, "expected a folder beside data.split = 'train'"),
+        ({"split": "train"}, "expected a folder with data.split = 'train'"),
         ({"metadata": ["level"], "check_metadata": ["level"]}, "expected metadata or check_metadata to have level"),
     ],
 )

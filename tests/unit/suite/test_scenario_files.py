@@ -80,7 +80,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
         ),
         (
             {"agent": {"function": "play.py:run"}, "faults": [{"action": "kill_agent", "at_turn": 1}]},
-            "file: expected no kill_agent beside agent.function, which has no process of its own",
+            "file: expected no kill_agent with agent.function, which has no process of its own",
         ),
     ],
 )
@@ -110,7 +110,7 @@ def test_a_function_is_known_by_every_file_beside_it(tmp_path: Path, changed: st
     [
         (
             {"engine": {}, "services": {"lanes": [{"engine": "sglang"}, {"engine": "vllm"}]}},
-            "services: expected router = true beside lanes of several engines (sglang, vllm)",
+            "services: expected router = true with lanes of several engines (sglang, vllm)",
         ),
         ({"engine": {}, "services": {"lanes": [{"engine": "tgi"}]}}, "services.lanes[0].engine: expected 'sglang',"),
         ({"engine": {}, "services": {"lanes": [{"engine": "vllm", "count": 0}]}}, "services.lanes[0].count: expected"),
@@ -121,16 +121,16 @@ def test_a_function_is_known_by_every_file_beside_it(tmp_path: Path, changed: st
         ),
         (
             {"engine": {}, "services": {"workers": ["vllm=http://127.0.0.1:1"]}},
-            "services: expected router = true beside workers",
+            "services: expected router = true with workers",
         ),
         (
             {"engine": {"name": "scripted"}, "services": {"lanes": [{"engine": "vllm"}]}},
             "file: expected engine.name or services, and not both",
         ),
-        ({"engine": {"force_script": True}}, "file: expected engine.script beside engine.force_script"),
+        ({"engine": {"force_script": True}}, "file: expected engine.script with engine.force_script"),
         (
             {"engine": {"script": "script.toml"}, "services": {"lanes": [{"engine": "vllm"}]}},
-            "file: expected no engine.script beside services without engine.force_script",
+            "file: expected no engine.script with services without engine.force_script",
         ),
     ],
 )

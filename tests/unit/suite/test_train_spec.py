@@ -38,7 +38,7 @@ _STEP = {"rollouts_per_step": 4}
         ({"train": {**_STEP, "group_filter": "zero_variance"}}, "train: expected most_dropped of at least 1 beside"),
         (
             {"train": {**_STEP, "partial": "resume", "over_sampling": 1, "max_staleness": 1}},
-            "train: expected over_sampling of at least 1 and max_staleness of at least 2 beside partial = 'resume'",
+            "train: expected over_sampling of at least 1 and max_staleness of at least 2 with partial = 'resume'",
         ),
         (
             {"train": {**_STEP, "teachers": {"big": 1.0}}},
@@ -54,7 +54,7 @@ _STEP = {"rollouts_per_step": 4}
         *(
             (
                 {"train": {**_STEP, "advantage": name}, "samples_per_prompt": 1},
-                f"file: expected samples_per_prompt of at least 2 beside train.advantage = '{name}'",
+                f"file: expected samples_per_prompt of at least 2 with train.advantage = '{name}'",
             )
             for name in ("rollout", "turn", "return_to_go")
         ),
@@ -80,7 +80,7 @@ def test_a_teacher_is_no_worker_of_its_scenario(tmp_path: Path):
     services = {"workers": ["sglang=http://a:1,http://b:1"], "router": True}
     teachers = {"big": {"engine": "sglang=http://b:1/"}}
     directory = write_scenario(tmp_path / "s", engine={"model": "m"}, services=services, teachers=teachers)
-    with pytest.raises(ScenarioError, match="teacher big: expected another server than the one that samples"):
+    with pytest.raises(ScenarioError, match="teacher big: expected a server other than the one that samples"):
         load_scenario(directory)
 
 

@@ -1,4 +1,4 @@
-"""Spans on their way to a collector, beside a server that never waits for them.
+"""Spans on their way to a collector; the server never waits for them.
 
 OpenTelemetry's SDK queues, batches, posts and retries, in a thread of its own. Here each span is counted once, as sent
 or dropped, and the collector's failures are logged once. Ids come from the record, so spans are made without the SDK's
@@ -105,7 +105,7 @@ class SpanSender:
         try:
             yield
         finally:
-            # The SDK takes up to 30 s to stop: beside us, and in a thread that Python does not wait for at its end.
+            # The SDK takes up to 30 s to stop: meanwhile, and in a thread that Python does not wait for at its end.
             flushing = Thread(target=self._flush, args=[asyncio.get_running_loop()], daemon=True)
             flushing.start()
             try:

@@ -7,7 +7,7 @@ import torch
 
 if torch.version.cuda is not None:
     raise ImportError(
-        "the CPU stand-in for sgl_kernel was imported beside a CUDA build of torch: remove server_patch/sglang_cpu/path"
+        "the CPU stand-in for sgl_kernel was imported with a CUDA build of torch: remove server_patch/sglang_cpu/path"
         " from PYTHONPATH and install the real sglang-kernel"
     )
 

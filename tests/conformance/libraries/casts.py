@@ -107,7 +107,7 @@ LIBRARIES = (
         "semantic-kernel",
         (CHAT,),
         is_rare=True,
-        rewrites="the words beside calls come back in front of the answer",
+        rewrites="the words next to calls come back before the answer",
         rewrites_where=(True,),
     ),
     Library("strands", "strands-agents", (CHAT,), streams=(True, False)),

@@ -396,4 +396,4 @@ async def test_what_cannot_be_served_is_said_in_one_line_and_leaves_nothing(tmp_
     assert bound[0] == 4
     assert "no tokenizer" in bound[1]
     assert lost[0] == 6
-    assert "expected shards.json beside the stores of 2 shards" in lost[1]
+    assert "expected shards.json next to the stores of 2 shards" in lost[1]

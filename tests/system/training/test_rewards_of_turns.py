@@ -136,4 +136,4 @@ def test_a_training_run_credits_turns_by_value(tmp_path: Path):
 def test_forks_without_their_estimator_are_refused(tmp_path: Path):
     ended = harness("train", _scenario(tmp_path / "s", BY_TURN, value_forks=2), "--steps", "1")
     assert ended.code == ExitCode.USAGE
-    assert "value_forks of at least 1 beside advantage" in ended.stderr
+    assert "value_forks of at least 1 with advantage" in ended.stderr

@@ -442,9 +442,9 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
     url = "http://127.0.0.1:3000"
     with pytest.raises(ScenarioError, match="got big twice"):
         check_teachers([TeacherSpec.parse("big=scripted")] * 2)
-    with pytest.raises(ScenarioError, match="another server than the one that samples"):
+    with pytest.raises(ScenarioError, match="a server other than the one that samples"):
         check_teachers([TeacherSpec.parse(f"big=vllm={url}/")], "local", f"sglang=http://other,{url}#key=A")
-    with pytest.raises(ScenarioError, match="another server than the one that samples"):
+    with pytest.raises(ScenarioError, match="a server other than the one that samples"):
         check_teachers([TeacherSpec.parse("big=vllm=http://localhost:3000")], f"vllm={url}")
     check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")
 

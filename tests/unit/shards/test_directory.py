@@ -62,7 +62,7 @@ def test_a_lost_record_is_not_replaced(tmp_path: Path):
     first.note_served()
     first.shard_store(1).touch()
     (tmp_path / "shards.json").unlink()
-    with pytest.raises(StoreError, match=r"expected shards\.json beside the stores of 1 shards.*Restore it"):
+    with pytest.raises(StoreError, match=r"expected shards\.json next to the stores of 1 shards.*Restore it"):
         opened(tmp_path, port=8000)
     (tmp_path / "shards.json").write_text('{"ports": [8001, 8002]}')
 

@@ -67,7 +67,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
         ),
         (
             {"agent": {"function": "play.py:run", "game": "g.py"}},
-            "agent: expected no game beside function, which has no",
+            "agent: expected no game with function, which has no",
         ),
         ({"agent": {"function": "play.py"}}, "agent.function: expected FILE.py:NAME, got 'play.py'"),
         (

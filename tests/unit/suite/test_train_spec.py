@@ -35,7 +35,7 @@ _STEP = {"rollouts_per_step": 4}
             "train.packing.lenght: expected a known key, got 'lenght'; did you mean 'length'?",
         ),
         ({"train": {**_STEP, "most_dropped": 1}}, "train: expected most_dropped = 0 without a group_filter"),
-        ({"train": {**_STEP, "group_filter": "zero_variance"}}, "train: expected most_dropped of at least 1 beside"),
+        ({"train": {**_STEP, "group_filter": "zero_variance"}}, "train: expected most_dropped of at least 1 with"),
         (
             {"train": {**_STEP, "partial": "resume", "over_sampling": 1, "max_staleness": 1}},
             "train: expected over_sampling of at least 1 and max_staleness of at least 2 with partial = 'resume'",
@@ -64,7 +64,7 @@ _STEP = {"rollouts_per_step": 4}
         ),
         (
             {"train": _STEP, "weights": {"updates": [{"when": "in_turn"}]}},
-            "file: expected no weights beside train, which changes the weights itself",
+            "file: expected no weights with train, which changes the weights itself",
         ),
         (
             {"train": {**_STEP, "model_program": "gone.py"}},

@@ -130,13 +130,9 @@ def test_requests_that_were_refused_are_compared(small: Path, tmp_path: Path):
 
     assert _replay(then, "0", tmp_path / "same").difference is None
     worse = _replay(small, "0", tmp_path / "worse", bad).difference
-    assert (
-        worse == "the session server refused 1 of the agent's requests as invalid_request, and 0 of the record's"
-    )
+    assert worse == "the session server refused 1 of the agent's requests as invalid_request, and 0 of the record's"
     better = _replay(then, "0", tmp_path / "better", _agent(tmp_path)).difference
-    assert (
-        better == "the session server refused 0 of the agent's requests as invalid_request, and 1 of the record's"
-    )
+    assert better == "the session server refused 0 of the agent's requests as invalid_request, and 1 of the record's"
 
 
 def test_the_command_says_how_it_went(small: Path, tmp_path: Path):

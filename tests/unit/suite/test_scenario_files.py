@@ -65,10 +65,7 @@ def test_a_wrong_key_is_one_line(tmp_path: Path, keys: dict[str, object], proble
             {"agent": {"function": "play.py:run", "profile": "plain_chat"}},
             "agent: expected one of profile, command and function, ",
         ),
-        (
-            {"agent": {"function": "play.py:run", "game": "g.py"}},
-            "agent: expected no game with function, which has no",
-        ),
+        ({"agent": {"function": "play.py:run", "game": "g.py"}}, "agent: expected no game with function, which has no"),
         ({"agent": {"function": "play.py"}}, "agent.function: expected FILE.py:NAME, got 'play.py'"),
         (
             {"agent": {"function": "gone.py:run"}},

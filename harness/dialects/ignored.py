@@ -47,7 +47,8 @@ _REASONS: Mapping[str, str] = {
     "the model sees the whole prompt": "truncate_prompt_tokens prompt_truncate_len",
     "the prompt ends where the model's turn begins": "continue_final_message add_generation_prompt prefix suffix"
     " response_prefix",
-    "set it in `chat_template_kwargs` or the session's `template_variables`": "enable_thinking thinking think",
+    "set it in the session's `template_variables`, or in `chat_template_kwargs` of chat completions": "enable_thinking"
+    " thinking think",
     "the operator sets it with `harness serve --template`": "chat_template",
     "only chat completions set variables of the template, or the session does": "chat_template_kwargs reasoning_effort",
 }

@@ -178,7 +178,9 @@ def parse_request(
     wire, unknown = _decoder.decode(call.body)
     limits.require("messages", len(wire.messages), "messages")
     variables = _read_variables(wire, limits)
-    reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning, "reasoning")
+    has_parts = bytes(memoryview(wire.reasoning)[:1]) == b"{"
+    reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning if has_parts else NULL, "reasoning")
+    whole = () if has_parts or wire.reasoning == NULL else ("reasoning",)
     effort = {} if reasoning.effort is None else {_EFFORT: reasoning.effort}
     recall = NOTHING_RECALLED
     if history is not None:
@@ -191,7 +193,7 @@ def parse_request(
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools
     _refuse_unsupported(wire)
     choice, options = wire.tool_choice, wire.stream_options
-    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, [*unknown, *of_reasoning])
+    ignored = find_ignored(wire, _SETTINGS, _MEANINGLESS, [*unknown, *of_reasoning, *whole])
     ignored |= {name: level[:LONGEST_NOTE] for name, level in effort.items()}
     if reasoning.max_tokens is not None:
         ignored["reasoning.max_tokens"] = reasoning.max_tokens

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
+from urllib.parse import urlsplit
 
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
@@ -27,6 +28,7 @@ TEACHER_NAME = r"^[a-z0-9][a-z0-9_-]{0,63}$"
 _USAGE = "NAME=ENGINE, such as big=sglang=http://127.0.0.1:30000, big=local=FOLDER or rule=scripted"
 _TOKENIZER = ",tokenizer="
 _FILES = ("local=", "scripted=")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _CONVERSATIONS = 64  # that a teacher reads on with each turn, without encoding them again
 
 
@@ -115,6 +117,8 @@ def check_teachers(teachers: Sequence[TeacherSpec], *engines: str) -> None:
             )
 
 
-def _urls(engine: str) -> set[str]:
+def _urls(engine: str) -> set[tuple[str | None, int]]:
     urls = EngineName.parse(engine).urls if "://" in engine else ()
-    return {EngineAddress.parse(url).url.replace("//localhost", "//127.0.0.1", 1) for url in urls}
+    parts = [urlsplit(EngineAddress.parse(url).url) for url in urls]
+    ports = {"http": 80, "https": 443}
+    return {("" if part.hostname in _LOOPBACK else part.hostname, part.port or ports[part.scheme]) for part in parts}

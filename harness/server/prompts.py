@@ -240,8 +240,8 @@ class Prompts:
         if is_open is None:
             is_open = config.after_incomplete is AfterIncomplete.SERVE
         # Some agents send an effort unasked. It stays ignored where neither session nor template has a place for it.
-        if asked.effort is not None and (is_open or _EFFORT in known):
-            field, level = asked.effort
+        field, level = asked.effort or ("", "")
+        if field and wishes.get(_EFFORT, level) == level and (is_open or _EFFORT in known):
             with suppress(MalformedRequest):
                 own.with_variables({_EFFORT: level})
                 wishes, fields = {_EFFORT: level, **wishes}, {_EFFORT: field, **fields}

@@ -59,6 +59,7 @@ from harness.sessions.session_config import Recorded, Strays, StreamingMode
 from harness.sessions.turn_outcome import Admission, Reply, TurnRequest, break_off_turn, end_turn
 from harness.tokens.chat_tokenizer import ChatTokenizer, SampledOutput
 from harness.tokens.outputs.live_text import LiveText
+from harness.tokens.parsing import begins_json
 from harness.top_logprobs import TopLogprobs
 from harness.types import Json, Turn, TurnNotes
 
@@ -346,9 +347,10 @@ class TurnService:
         sampled = self._unread(call, admission)._replace(ids=output.ids.tolist(), stop=stop)
         tools = _tools(call.request)
         parsed = self.chat_tokenizer.parse(sampled, tools)
-        if admission.params.json_schema is not None and not parsed.content:
+        if admission.params.json_schema is not None and not parsed.content and begins_json(parsed.reasoning):
             # Most engines hold the first token to the grammar, even where the prompt has begun the reasoning.
-            parsed = self.chat_tokenizer.parse(sampled._replace(context_ids=()), tools)
+            sampled = sampled._replace(context_ids=())
+            parsed = self.chat_tokenizer.parse(sampled, tools)
         is_at_own_stop = (
             output.matched_stop in set(admission.params.stop_token_ids) - self.chat_tokenizer.tokenizer.eos_ids
         )

@@ -215,6 +215,11 @@ def decode_json_at(text: str, position: int) -> tuple[object, int]:
     return value, end
 
 
+def begins_json(text: str) -> bool:
+    """Return True for JSON, also if it is cut off after the beginning of an object or array."""
+    return text.lstrip().startswith(("{", "[")) or decode_json(text) is not None
+
+
 def as_malformed(pieces: Sequence[Piece]) -> ParsedOutput:
     return ParsedOutput("".join(piece.text for piece in pieces), malformed=True)
 

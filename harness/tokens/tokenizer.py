@@ -173,10 +173,12 @@ class Tokenizer:
         return frozenset(token.content for token in self._raw.get_added_tokens_decoder().values())
 
     def _encode_grown(self, text: str, heads: deque[_KnownText]) -> list[int]:
-        known = [head for head in heads if text.startswith(head.text)]
+        # Text that continues a head otherwise than with a border may share tokens with its end.
+        border = self._border_pattern
+        known = [each for each in heads if text.startswith(each.text) and border.match(text, len(each.text))]
         head = max(known, key=lambda each: len(each.text), default=_KnownText("", np.zeros(0, np.int32)))
         start = len(head.text)
-        borders = [found.start() for found in self._border_pattern.finditer(text, start)]
+        borders = [found.start() for found in border.finditer(text, start)]
         if len(borders) > _OPEN:
             cut = borders[-_OPEN]
             grown = _KnownText(

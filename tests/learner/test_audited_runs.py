@@ -152,7 +152,6 @@ def test_the_command_finds_the_same(run: Path) -> None:
     kept = (run / "audit.json").read_bytes()
     before = json.loads(kept)
     ended = harness("audit", run, "--json")
-    told = harness("audit", run / "run.db", "--weights", f"1={run / 'checkpoints' / '1'}")
 
     assert ended.code == 0, ended.stderr
     assert (ended.document["named"], ended.document["tokens"]) == (before["named"], before["tokens"])
@@ -160,6 +159,23 @@ def test_the_command_finds_the_same(run: Path) -> None:
     assert GapCause.BATCH in ended.document["not_probed"]
     assert (run / "audit.json").read_bytes() == kept
     assert "stays as the run wrote it" in ended.stderr
+
+
+def test_the_command_replaces_its_own_report(run: Path, tmp_path: Path) -> None:
+    """As of a run that was killed before it wrote one."""
+    killed = shutil.copytree(run, tmp_path / "run")
+    (killed / "audit.json").unlink()
+    one = harness("audit", killed, str(next(iter(read_rollouts(run / "run.db").values())).session_id), "--json")
+    ended = harness("audit", killed, "--json")
+
+    assert one.document["branches"] < ended.document["branches"]
+    assert json.loads((killed / "audit.json").read_text()) == ended.document
+    assert "stays" not in ended.stderr
+
+
+def test_the_command_reads_a_store_with_named_weights(run: Path) -> None:
+    told = harness("audit", run / "run.db", "--weights", f"1={run / 'checkpoints' / '1'}")
+
     assert told.code == 0, told.stderr
     assert "left out" in told.stdout
     assert "no cause" in told.stdout
@@ -170,8 +186,9 @@ def test_the_viewer_shows_verdict_and_curves(run: Path) -> None:
     shown = harness("show", run).stdout
 
     assert "audit: version: " in shown
-    [told] = [table.figures for table in make_report(run).tables if table.title == "Audit"]
-    assert told["report/audit/version"] == pytest.approx(view.audit["gap"], rel=0.1)
+    [[cause, nats, *_]] = [table.rows[0] for table in make_report(run).tables if table.title == "Audit"]
+    assert cause == "version"
+    assert float(nats) == pytest.approx(view.audit["gap"], rel=0.1)
     assert {"position", "turn", "version", "worker"} == view.audit["groups"].keys()
 
 

@@ -32,14 +32,14 @@ def complete_columns(samples: Sequence[Any]) -> None:
     for each in _without(samples, "teacher_log_probs", "give all session servers the same --teacher, or none"):
         each.teacher_log_probs = []
     for each in _without(samples, "rollout_routed_experts", "let every session record them, or none"):
-        [rows, *_] = (one.rollout_routed_experts for one in samples if one.rollout_routed_experts is not None)
+        [rows, *_] = (each for one in samples if (each := getattr(one, "rollout_routed_experts", None)) is not None)
         each.rollout_routed_experts = np.zeros((max(0, len(each.tokens) - 1), *rows.shape[1:]), rows.dtype)
 
 
 def _without(samples: Sequence[Any], name: str, advice: str) -> list[Any]:
     # miles and slime look at the first sample, and take the column of all of them, or of none.
     told = next((each.index for each in samples if getattr(each, name, None) is not None), None)
-    without = [] if told is None else [each for each in samples if getattr(each, name) is None]
+    without = [] if told is None else [each for each in samples if getattr(each, name, None) is None]
     if (lacking := next((each.index for each in without if each.response_length), None)) is not None:
         raise AdapterError(
             f"sample {lacking}: expected {name}, as sample {told} has, got none; a step has this column in all samples,"

@@ -56,6 +56,7 @@ def router(
 
     require_package("aiohttp", "run", "harness router")
     from harness.cli.download import fetch
+    from harness.engines.teachers import check_teachers
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever
     from harness.machine.descriptors import raise_descriptor_limit
@@ -75,6 +76,7 @@ def router(
         start_timeout_s=start_timeout,
     )
     routing.check()
+    check_teachers(settings.teachers, *(f"sglang={url}" for url in (*routing.worker_urls, router_url or "") if url))
     chat_tokenizer = server.open_tokenizer(None if model is None else fetch(model))
     program = gateway_program(gateway, output.say) if router_url is None else None
 

@@ -268,10 +268,10 @@ async def auditing(
 
 
 def keep_audit(directory: RunDirectory, report: "AuditReport") -> bool:
-    """Write the report of an ended run, unless the run has one of its own; return False then."""
-    with suppress(HarnessError):  # without a configuration, or with a damaged report
-        entries = RunConfig.load(directory.config).scenarios
-        if any(each.scenario.audit is not None for each in entries) and read_audit(directory) is not None:
+    """Write the report of an ended run, unless it has one with probes that this one lacks; return False then."""
+    with suppress(HarnessError):  # of a damaged report
+        earlier = read_audit(directory)
+        if earlier is not None and report.not_probed.keys() - earlier.get("not_probed", report.not_probed):
             return False
     directory.write_json(directory.audit, report.to_json())
     return True

@@ -123,7 +123,7 @@ class RolloutBatch:
         # A lost rollout continues from its record.
         earlier = self.log.find_record(number, even_final=self.goes_on)
         task = replace(task, inherits=None if earlier is None else Inheritance(earlier))
-        if not isinstance(self.services, OwnServices):  # the client of someone else's server notes its sessions itself
+        if not isinstance(self.services, OwnServices):  # another operator's server: its client notes its sessions
             return task
         session_id = uuid4().hex
         self.log.begin(number, session_id)

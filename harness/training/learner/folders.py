@@ -15,7 +15,6 @@ def write_folder(folder: Path, errors: tuple[type[Exception], ...] = ()) -> Iter
 
     Raises `LearnerError`, also for `errors` of a writer that has its own for a full disk.
     """
-    known: tuple[type[Exception], ...] = (OSError, *errors)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     if folder.exists():
         raise LearnerError(f"{folder} exists already; name a new folder, or remove it")
@@ -27,8 +26,10 @@ def write_folder(folder: Path, errors: tuple[type[Exception], ...] = ()) -> Iter
             _sync(path)
         unfinished.rename(folder)
         _sync(folder.parent)  # so that the name survives a power cut
-    except known as error:
+    except OSError as error:
         raise LearnerError(f"{folder} cannot be written: {error}; free space or name another folder") from error
+    except errors as error:
+        raise LearnerError(f"{folder} cannot be written: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

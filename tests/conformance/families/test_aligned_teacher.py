@@ -89,3 +89,16 @@ def test_a_conversation_that_grows_is_encoded_as_a_whole(family: Family) -> None
         assert kept.encode(text[:-500]) == whole.encode(text[:-500])
     assert kept._heads is not None
     assert family.name != "qwen3" or max(len(head.text) for head in kept._heads) > 0.8 * len(text)
+
+
+@pytest.mark.parametrize("ends", [("Distance 1", "Distance 12"), ("go", "golf"), ("a", "a b"), ("\n", "\n\n")])
+def test_branches_that_part_within_a_word_are_encoded_apart(family: Family, ends: tuple[str, str]) -> None:
+    """As the rollouts of one prompt are: what one of them remembers is no prefix of the other."""
+    whole = family.template.tokenizer
+    kept = copy(whole)
+    kept.remember(2)
+    begin: list[Message] = [user("Play the game. " * 900), {"role": "assistant", "content": "I guess 40."}]
+    for end in (*ends, ends[0]):
+        for more in ([user(end)], [user("No."), {"role": "assistant", "content": end}, user("Go on.")]):
+            text = family.template.template.render(family.template.form.apply([*begin, *more]))
+            assert kept.encode(text) == whole.encode(text)

@@ -121,7 +121,7 @@ def test_a_signal_with_turns_in_flight_ends_the_server_well(tmp_path: Path, numb
 def test_a_second_signal_ends_the_server_at_once(tmp_path: Path):
     """Whatever grace the first one gave."""
     process, url = _start_slow(tmp_path, "--stop-grace", "600")
-    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=60) as http:
+    with ThreadPoolExecutor() as clients, httpx.Client(base_url=url, timeout=None) as http:
         asked = clients.submit(_ask, http, stream=False)
         while not http.get("/health").json()["engine"]["running"]:
             time.sleep(0.01)

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from harness.adapters.miles.convert import COLUMNS
@@ -187,15 +188,16 @@ def test_a_rollout_with_several_samples_counts_once(source: Path, monkeypatch: p
         convert(args, samples)
 
 
-def test_a_step_that_was_scored_in_part_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["teacher_log_probs", "rollout_routed_experts"])
+def test_a_step_that_has_a_column_in_part_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else slime would train it without its teacher, or on a column with holes, as the first sample is."""
     monkeypatch.syspath_prepend(STAND_INS)
     from slime.utils.types import Sample
 
     unscored, scored = [Given(0, index, None, 1.0, 2).make(Sample) for index in (1, 2)]
-    scored.teacher_log_probs = [-1.0, -2.0]
+    setattr(scored, name, np.ones((2, 1, 1), np.int32))
     for samples in ([unscored, scored], [scored, unscored]):
-        with pytest.raises(AdapterError, match="sample 1: expected teacher_log_probs, as sample 2 has, got none"):
+        with pytest.raises(AdapterError, match=f"sample 1: expected {name}, as sample 2 has, got none"):
             convert(argparse.Namespace(), samples)
 
 

@@ -80,6 +80,15 @@ def test_a_part_of_a_setting_is_noted_with_its_place(dialect: str, field: str, v
     assert asked.notes.ignored == {f"{field}.{name}": None for name in value}
 
 
+@pytest.mark.parametrize("value", [True, "high", [], 5])
+def test_a_setting_that_has_no_parts_is_noted_whole(value: object):
+    """Chat completions have no `reasoning` of their own, so other forms of it ask for nothing known."""
+    body = {"messages": [{"role": "user", "content": "hi"}], "reasoning": value}
+    (chat,) = (each for each in DIALECTS if each.name == "openai_chat")
+
+    assert chat.parse(WireCall(json.dumps(body).encode()), DEFAULT_LIMITS, None).notes.ignored == {"reasoning": None}
+
+
 def test_a_budget_of_reasoning_is_noted_with_its_value():
     """As in the other dialects: agents send it unasked."""
     body = {"messages": [{"role": "user", "content": "hi"}], "reasoning": {"max_tokens": 2_000}}

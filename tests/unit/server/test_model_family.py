@@ -166,6 +166,8 @@ async def test_an_effort_is_beside_other_variables():
         record = await client.record(session)
 
     assert ends(record) == ["<think></think>high", "<think></think>low"]
+    ignored = [turn["notes"].get("ignored", {}) for turn in record["turns"]]
+    assert ignored == [{}, {"reasoning.effort": "high"}]
 
 
 async def test_another_variable_is_another_root():

@@ -16,6 +16,8 @@ from harness.tokens.tokenizer import Tokenizer
 from tests.builders import body, new_session, patient_client, tool, toy_template, toy_tokenizer, turn_service, user
 from tests.session_servers.served import serving_with
 
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+
 
 def reasoning_tokenizer(prompt_end: str = "") -> ChatTemplateTokenizer:
     """The toy tokenizer of a model that reasons between two ids of its own; `prompt_end` may begin the reasoning."""
@@ -33,10 +35,39 @@ async def test_an_answer_under_a_schema_is_content_where_the_prompt_begins_reaso
     chat_tokenizer = reasoning_tokenizer("<think>")
     engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text=text),)))
     async with serving_with(engine, chat_tokenizer=chat_tokenizer) as client:
-        wish = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-        said = await client.say(await client.create(), [user("a")], response_format=wish)
+        said = await client.say(await client.create(), [user("a")], response_format=SCHEMA)
 
     assert (said["content"], said.get("reasoning_content")) == ('{"a": 1}', reasoning)
+
+
+@pytest.mark.parametrize("begun", ["hm let me", "hm</think>", "1. First", "now", '"quoted" words'])
+async def test_reasoning_that_is_cut_short_before_its_schema_is_no_content(begun):
+    """By an engine that waits for the end of the reasoning."""
+    chat_tokenizer = reasoning_tokenizer("<think>")
+    text = f'{begun} see</think>{{"a": 1}}'
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text=text),)))
+    async with serving_with(engine, chat_tokenizer=chat_tokenizer) as client:
+        answer = await client.chat(
+            await client.create(),
+            [user("a")],
+            response_format=SCHEMA,
+            max_tokens=len(chat_tokenizer.tokenizer.encode(begun)),
+        )
+        said = answer.json()["choices"][0]["message"]
+
+    assert (said["content"], said["reasoning_content"]) == ("", begun.removesuffix("</think>"))
+
+
+async def test_a_stop_id_of_the_session_leaves_an_answer_under_a_schema_content():
+    """Where the prompt begins the reasoning, and the engine holds the first token to the grammar."""
+    chat_tokenizer = reasoning_tokenizer("<think>")
+    [stop_id] = chat_tokenizer.tokenizer.encode_plain("!")
+    engine = ScriptedEngine(chat_tokenizer.tokenizer, Script(steps=(ScriptStep(text='{"a": 1}!'),)))
+    async with serving_with(engine, chat_tokenizer=chat_tokenizer) as client:
+        session = await client.create(sampling={"stop_token_ids": [stop_id]})
+        said = await client.say(session, [user("a")], response_format=SCHEMA)
+
+    assert (said["content"], said.get("reasoning_content")) == ('{"a": 1}', None)
 
 
 @pytest.mark.parametrize("prompt_end", ["", "<think>\n"])

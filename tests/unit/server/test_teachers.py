@@ -444,8 +444,15 @@ def test_names_are_distinct_and_no_teacher_is_the_policy() -> None:
         check_teachers([TeacherSpec.parse("big=scripted")] * 2)
     with pytest.raises(ScenarioError, match="a server other than the one that samples"):
         check_teachers([TeacherSpec.parse(f"big=vllm={url}/")], "local", f"sglang=http://other,{url}#key=A")
-    with pytest.raises(ScenarioError, match="a server other than the one that samples"):
-        check_teachers([TeacherSpec.parse("big=vllm=http://localhost:3000")], f"vllm={url}")
+    for same, policy in (
+        ("http://localhost:3000", url),
+        ("http://LOCALHOST:3000", url),
+        ("http://[::1]:3000", "http://localhost:3000"),
+        ("http://localhost", "http://127.0.0.1:80"),
+        ("https://Engines.example", "https://engines.example:443"),
+    ):
+        with pytest.raises(ScenarioError, match="a server other than the one that samples"):
+            check_teachers([TeacherSpec.parse(f"big=vllm={same}")], f"vllm={policy}")
     check_teachers([TeacherSpec.parse("big=sglang=http://127.0.0.1:3001")], f"sglang={url}")
 
 

@@ -105,7 +105,7 @@ class SpanSender:
         try:
             yield
         finally:
-            # The SDK takes up to 30 s to stop: meanwhile, and in a thread that Python does not wait for at its end.
+            # The SDK takes up to 30 s to stop, in a thread that neither the server nor Python at its end waits for.
             flushing = Thread(target=self._flush, args=[asyncio.get_running_loop()], daemon=True)
             flushing.start()
             try:

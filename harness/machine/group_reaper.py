@@ -34,8 +34,11 @@ def follow(parent: int) -> dict[int, str]:
     """Return the groups registered at the end, and their marks."""
     groups: dict[int, str] = {}
     pending = b""
-    while os.getppid() == parent:
-        if not select.select([0], [], [], PARENT_CHECK_S)[0]:
+    while True:
+        is_left = os.getppid() != parent  # what it wrote before it died is read to the end
+        if not select.select([0], [], [], 0 if is_left else PARENT_CHECK_S)[0]:
+            if is_left:
+                break
             continue
         data = os.read(0, 65536)
         if not data:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.machine import group_reaper
 from harness.machine.watchdog import WATCHDOG_REPLACED, Watchdog
 from tests.logged import capture_logs
 from tests.session_servers.served import eventually
@@ -58,6 +59,20 @@ def test_agents_do_not_survive_a_killed_harness(
         harness.send_signal(number)
 
     assert survivors([*pids, watchdog]) == []
+
+
+def test_what_a_harness_wrote_before_it_was_killed_is_read(survivors):
+    """Also by a watchdog that starts only then, while a fork of the harness holds the pipe."""
+    reading, writing = os.pipe()
+    with subprocess.Popen(["sleep", "300"], start_new_session=True) as agent:
+        os.write(writing, f"+{agent.pid} \n".encode())
+        subprocess.run([sys.executable, "-I", "-S", group_reaper.__file__, "0"], stdin=reading, timeout=60, check=True)
+        left = survivors([agent.pid], 5)
+        agent.kill()
+    os.close(reading)
+    os.close(writing)
+
+    assert left == []
 
 
 INSTALLING = (

@@ -27,7 +27,7 @@ _Weights = Annotated[
 def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None, as_json: options.Json = False) -> None:
     """Compare sampled tokens with forward passes of the trainer's weights, and name the causes of the gap.
 
-    A run directory keeps the report as `audit.json`, for `harness view`; that of a run with `[audit]` stays.
+    A run directory keeps the report as `audit.json`, for `harness view`, unless the run wrote one itself.
 
     Examples: `harness audit runs/DIR`, `harness audit sessions.db --weights 0=base --weights 1=step-1`
     """

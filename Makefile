@@ -25,7 +25,7 @@ run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
 
 # The type checker has one core, and the tests the other until it is done. Where make can, `check` prints a recipe when it ends.
-check: setup-dev  ## what to run before every commit: under three minutes, no model, no agents, no browser
+check: setup-dev  ## what to run before every commit: two minutes, no model, no agents, no browser
 	@$(MAKE) --no-print-directory --jobs $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint types layers unit
 
 test: setup-dev model lint  ## everything that runs without a GPU
@@ -99,10 +99,10 @@ types: setup-dev
 layers: setup-dev
 	$(PY) -c "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
 
-# A fifth of the random examples. Six workers keep two cores busy, because a test waits for servers, processes and clocks
+# A fifth of the random examples. Eight workers keep two cores busy, because a test waits for servers, processes and clocks
 # longer than it computes, and a worker has to collect all tests first; more threads of torch would only wait for each other.
 unit: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 6 -q --hypothesis-profile=check -m "not model and not agent and not browser" tests/unit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 8 -q --hypothesis-profile=check -m "not model and not agent and not browser" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)

@@ -22,6 +22,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from harness.decoding import read_msgpack
+
 _EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")  # Qwen, DeepSeek and GLM, Mixtral
 
 RowValues = npt.NDArray[np.unsignedinteger[Any]]
@@ -165,7 +167,7 @@ class TurnRows:
     @classmethod
     def from_bytes(cls, blob: bytes) -> Self:
         """Decode `to_bytes`. Raises `ValueError`."""
-        start, parts = msgspec.msgpack.decode(blob, type=tuple[int, list[list[Any]]])
+        start, parts = read_msgpack(blob, tuple[int, list[list[Any]]])
         return cls(start, tuple(_read_part(*part) for part in parts))
 
 
@@ -181,7 +183,7 @@ class RecordedRows(NamedTuple):
     @classmethod
     def from_bytes(cls, blob: bytes) -> Self:
         """Decode `to_bytes`. Raises `ValueError`."""
-        kept = msgspec.msgpack.decode(blob, type=tuple[bytes | None, bytes | None])
+        kept = read_msgpack(blob, tuple[bytes | None, bytes | None])
         return cls(*(None if each is None else TurnRows.from_bytes(each) for each in kept))
 
 

@@ -12,9 +12,10 @@ from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct, convert, json
+from msgspec import Struct, json
 from msgspec.structs import astuple
 
+from harness.decoding import convert
 from harness.notebook import card, token_bar
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import RaggedRows, SampleRows, TokenRows, TurnRows

@@ -148,8 +148,7 @@ async def _guess(
 
 
 def _tell(rollout: "Rollout") -> None:
-    from msgspec import convert
-
+    from harness.decoding import convert
     from harness.sessions.ledger import Ledger
     from harness.viewer.terminal import ledger_words
 

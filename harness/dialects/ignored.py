@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import check_json, decode_json
 from harness.errors import MalformedRequest, RequestError
 from harness.types import Json
@@ -83,11 +84,11 @@ class BodyDecoder(Generic[_T]):
     """
 
     def __init__(self, body: type[_T], spell: Callable[[str], str] = str, ignored: Iterable[str] = ()) -> None:
-        whole = msgspec.defstruct(body.__name__, [(name, msgspec.Raw, NULL) for name in ignored], bases=(body,))
-        self._tolerant: msgspec.json.Decoder[_T] = msgspec.json.Decoder(whole)
+        whole: Any = msgspec.defstruct(body.__name__, [(name, msgspec.Raw, NULL) for name in ignored], bases=(body,))
+        self._tolerant: msgspec.json.Decoder[_T] = json_decoder(whole)
         # It refuses unknown fields. Nearly all bodies have none and are decoded once.
-        exact = msgspec.defstruct(body.__name__, (), bases=(whole,), forbid_unknown_fields=True)
-        self._exact: msgspec.json.Decoder[_T] = msgspec.json.Decoder(exact)
+        exact: Any = msgspec.defstruct(body.__name__, (), bases=(whole,), forbid_unknown_fields=True)
+        self._exact: msgspec.json.Decoder[_T] = json_decoder(exact)
         self._spell = spell
 
     def decode(self, content: bytes | msgspec.Raw, within: str = "") -> tuple[_T, list[str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.engines.base import LogprobScale, TokenProvider
 from harness.errors import ScenarioError
 from harness.tokens.tokenizer import Tokenizer
@@ -155,7 +156,7 @@ class _VLLMPause(msgspec.Struct):
 
 def _read_vllm_pause(status: int, content: bytes) -> bool | None:
     try:
-        return msgspec.json.decode(content, type=_VLLMPause).is_paused if status == 200 else None
+        return read_json(content, _VLLMPause).is_paused if status == 200 else None
     except msgspec.DecodeError:
         return None
 

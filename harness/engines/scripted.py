@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from harness.decoding import convert
 from harness.engines.base import (
     Capabilities,
     EngineCount,
@@ -129,7 +130,7 @@ class Script(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(cls, path: Path) -> Self:
         """Load a TOML file. Raises `ScenarioError` naming the file and the field."""
         try:
-            script = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
+            script = convert(tomllib.loads(path.read_text(encoding="utf-8")), cls)
             if script.rule is not None:
                 re.sub(script.rule.after, "".join(script.rule.say), "")  # both can be read
         except (OSError, ValueError, re.error, msgspec.ValidationError) as error:

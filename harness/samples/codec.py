@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from harness.decoding import read_json
 from harness.errors import RunError
 from harness.samples.columns import COLUMNS
 from harness.sampling_masks import SampleMasks
@@ -103,7 +104,7 @@ def samples_from_tensors(blob: bytes) -> tuple[list[Sample], Json]:
 
     try:
         tensors = safetensors.numpy.load(blob)
-        about = msgspec.json.decode(tensors["about"].data, type=Json)
+        about = read_json(tensors["about"].data, Json)
         samples = [
             sample_from_json(
                 others

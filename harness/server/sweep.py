@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.machine.deadlines import work_through
@@ -33,7 +34,7 @@ log = get_logger(__name__)
 def parse_sweep(body: bytes) -> SweepRequest:
     """Parse the request. Raises `MalformedRequest` naming the field."""
     try:
-        return msgspec.json.decode(body, type=SweepRequest)
+        return read_json(body, SweepRequest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         what, _, path = str(error).partition(" - at `$")
         field = path.rstrip("`").lstrip(".")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from harness.decoding import convert
 from harness.tokens.matching import EXACT, Matching, NormalForm, normal_form
 from harness.types import Json, Message, SamplingWishes, Turn
 
@@ -89,7 +90,7 @@ def find_other_toolset(roots: Sequence[Turn], sent: Toolset) -> Divergence | Non
 
 def find_other_sampling(recorded: Json, sent: SamplingWishes) -> Divergence | None:
     """Return the first sampling parameter that the client set otherwise."""
-    ours, theirs = msgspec.convert(recorded, SamplingWishes).to_dict(), sent.to_dict()
+    ours, theirs = convert(recorded, SamplingWishes).to_dict(), sent.to_dict()
     for name in sorted(ours | theirs):
         if (was := ours.get(name)) != (said := theirs.get(name)):
             return _divergence(0, "sampling", *(None if v is None else {name: v} for v in (was, said)))

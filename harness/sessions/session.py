@@ -12,9 +12,9 @@ from copy import copy
 from dataclasses import replace
 from typing import NamedTuple, Self
 
-import msgspec
 from msgspec import structs
 
+from harness.decoding import convert
 from harness.errors import BranchEnded, HarnessError, InheritanceEnded, SessionClosing, StoreError
 from harness.samples.delivery import DeliveryPlan, plan_delivery
 from harness.samples.merge import build_samples
@@ -160,7 +160,7 @@ class Session:
         Raise `InheritanceEnded` for a new call of a strict heir, while inherited turns are left at its place.
         """
         turns = map(self._tree.turn, self._unasked.get(point.key, ()))
-        repeated = [turn for turn in turns if msgspec.convert(turn.sampling["asked"], SamplingWishes) == asked]
+        repeated = [turn for turn in turns if convert(turn.sampling["asked"], SamplingWishes) == asked]
         if repeated:
             return max(repeated, key=lambda turn: (turn.parent == point.parent, -turn.index))
         waiting = sorted(index for indices in self._unasked.values() for index in indices)

@@ -7,6 +7,7 @@ A turn is built, stored, then recorded, so everything that can be extended, coll
 import msgspec
 from msgspec import structs
 
+from harness.decoding import convert
 from harness.errors import HarnessError
 from harness.samples.proximal import keep_scores, score_turns
 from harness.sessions.continuation import Output
@@ -76,7 +77,7 @@ def readmit(
     turn: Turn, path: TokenPath, step: Step | None, now: float, response_id: str, *, records_rows: bool = False
 ) -> Admission:
     """Return the admission of a broken-off turn with its whole prompt `path`."""
-    asked = msgspec.convert(turn.sampling["asked"], SamplingWishes)
+    asked = convert(turn.sampling["asked"], SamplingWishes)
     notes = structs.replace(turn.notes, response_id=response_id)
     request = TurnRequest(turn.messages_delta, turn.context_ids, asked, turn.request_digest, notes=notes)
     place = (turn.index, turn.parent, turn.key, turn.ordinal)

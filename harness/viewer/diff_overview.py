@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from harness.decoding import convert
 from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.groups import CONFIDENCE
@@ -29,7 +29,7 @@ def run_diff_overview(diff: RunDiff) -> Iterator[RenderableType]:
         table.add_row("mean reward of pairs", *(f"{mean:.3f}" for mean in diff.rewards.means))
     table.add_row("tokens", *(f"{count:,}" for count in diff.tokens))
     if any(ledger is not None for ledger in diff.ledgers):
-        sentences = ("-" if each is None else ledger_words(msgspec.convert(each, Ledger)) for each in diff.ledgers)
+        sentences = ("-" if each is None else ledger_words(convert(each, Ledger)) for each in diff.ledgers)
         table.add_row("ledger", *map(Text, sentences))
     table.add_row("without a partner", *map(str, diff.alone))
     yield Padding(table, (0, 0, 1, 0))

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from msgspec import Struct, convert, to_builtins
+from msgspec import Struct, to_builtins
 
+from harness.decoding import convert
 from harness.errors import HarnessError, RunError, SessionServerError
 from harness.rollouts.agents.agent_environment import LOG_FILE
 from harness.rollouts.agents.log import read_last_lines

@@ -16,6 +16,7 @@ from shlex import join
 import msgspec
 import numpy as np
 
+from harness.decoding import convert
 from harness.samples.rollout import ENDED_WELL
 from harness.sessions.ledger import Ledger, total
 from harness.suite.judge.groups import CONFIDENCE, Rewarded, by_prompt, pass_at
@@ -204,7 +205,7 @@ def _ends(seen: Sequence[SessionFigures]) -> FigureTable:
 def _tokens(view: RunView, seen: Sequence[SessionFigures], missing: list[str]) -> FigureTable:
     rows: list[list[str]] = []
     with say_missing("its ledger", missing):
-        ledger = total(each.ledger for each in seen) if view.ledger is None else msgspec.convert(view.ledger, Ledger)
+        ledger = total(each.ledger for each in seen) if view.ledger is None else convert(view.ledger, Ledger)
         counts = {"trained": ledger.trained, "masked": ledger.masked}
         counts |= {f"dropped: {reason}": count for reason, count in sorted(ledger.dropped.items())}
         counts |= {"possibly sampled, never received": ledger.unknown.tokens}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-
+from harness.decoding import convert
 from harness.errors import UnknownWeightVersion
 from harness.samples.versions import policy_version
 from harness.sessions.ledger import Ledger
@@ -73,7 +72,7 @@ def measure(session: SessionView) -> SessionFigures:
         ended_at=ended_at,
         ends=Counter(str(turn.end) for turn in session.turns),
         lags=_lags(session.turns),
-        ledger=msgspec.convert(session.ledger or {"generated": 0}, Ledger),
+        ledger=convert(session.ledger or {"generated": 0}, Ledger),
     )
 
 

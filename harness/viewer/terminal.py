@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.decoding import convert
 from harness.server.telemetry.printable import printable
 from harness.sessions.ledger import Ledger
 from harness.tokens.tokenizer import Tokenizer
@@ -77,7 +78,7 @@ def run_overview(view: RunView) -> Iterator[RenderableType]:
     if view.sessions:
         yield Padding(_sessions(view.sessions), (1, 0))
     if view.ledger is not None:
-        yield Text(f"ledger: {ledger_words(msgspec.convert(view.ledger, Ledger))}")
+        yield Text(f"ledger: {ledger_words(convert(view.ledger, Ledger))}")
     yield from (Text(f"audit: {verdict}") for verdict in view.audit.get("verdicts", ()))
     yield from missing_sentences(view.missing)
     for problem in find_problems(view.sessions):
@@ -131,7 +132,7 @@ def _standing(session: SessionView) -> Iterator[tuple[str, Text]]:
     for name, words in inheritance_facts(session.inherits):
         yield name, Text(printable(words))
     if session.ledger:
-        yield "ledger", Text(ledger_words(msgspec.convert(session.ledger, Ledger)))
+        yield "ledger", Text(ledger_words(convert(session.ledger, Ledger)))
 
 
 def by_itself(what: str, render: Callable[_P, RenderableType], *of: _P.args, **how: _P.kwargs) -> RenderableType:

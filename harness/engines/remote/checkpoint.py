@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import EngineRejected
 
 _LENGTH_BYTES = 8
@@ -49,9 +50,9 @@ def _shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
             content = file.read(min(length, _LONGEST_HEADER_BYTES))
         try:
-            entries = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+            entries = read_json(content, dict[str, msgspec.Raw])
             entries.pop("__metadata__", None)
-            shapes |= {name: msgspec.json.decode(entry, type=_Tensor).shape for name, entry in entries.items()}
+            shapes |= {name: read_json(entry, _Tensor).shape for name, entry in entries.items()}
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
             raise EngineRejected(f"{path} is not a safetensors file ({error}); weights not changed") from error
     return shapes

@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.remote.event_stream import EventBuffer, LineTooLong
 from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections, StaleConnection
@@ -81,7 +82,6 @@ class EngineClient:
         self.generations_sent = 0
         self._connections: EngineConnections | None = None
         self._reader: ThreadPoolExecutor | None = None
-        self._decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
     def open(self) -> None:
         """Create the unbounded connection pool; needs the running loop."""
@@ -199,9 +199,7 @@ class EngineClient:
         try:
             # The decoder skips fields that `kind` does not have without looking at their bytes.
             content.isascii() or content.decode("utf-8")
-            decoder: msgspec.json.Decoder[_T] = self._decoders.get(kind) or msgspec.json.Decoder(kind)
-            self._decoders[kind] = decoder
-            return decoder.decode(content)
+            return read_json(content, kind)
         except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
             raise EngineReplyInvalid(
                 f"{self.name}: expected another answer to {_what(call)}, got {excerpt(content)}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 
 _EXCERPT_CHARACTERS = 300
@@ -46,7 +47,7 @@ def error_in_event(name: str, error: Any) -> EngineError:
 def server_message(content: bytes) -> str:
     """Return the shortened message of an error body."""
     try:
-        body = msgspec.json.decode(content, type=_ErrorBody)
+        body = read_json(content, _ErrorBody)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return excerpt(content)
     found = body.error or body.message or body.detail

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.engines.base import PauseMode
 from harness.errors import EngineRejected
 from harness.types import GenerationRequest, Json, SamplingParams, TokenIds, as_ids
@@ -176,6 +177,6 @@ class TokenizeRequest(msgspec.Struct):
 def decode(content: bytes, kind: type[_T]) -> _T:
     """Decode `content`. Raises `EngineRejected` with the place and the expected type."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return read_json(content, kind)
     except (UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise EngineRejected(f"invalid request body: {error}") from error

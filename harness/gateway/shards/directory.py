@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import CannotListen, ScenarioError, StoreError
 from harness.machine.disk import sync
 from harness.machine.process_group import end_group
@@ -76,7 +77,7 @@ class ShardDirectory:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}") from error
         try:
-            record = msgspec.json.decode(content, type=ShardRecord)
+            record = read_json(content, ShardRecord)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StoreError(f"{path}: expected the record of a front: {error}; restore it, or name another") from error
         self._left = record.processes

@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
+from harness.decoding import read_json
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
 from harness.gateway.shards.desired_state import (
     DesiredState,
@@ -57,7 +58,7 @@ class ShardAnswer(NamedTuple):
         """Call `require`, then decode the body. Raises `ShardUnavailable`."""
         self.require(also)
         try:
-            return msgspec.json.decode(self.body, type=kind)
+            return read_json(self.body, kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ShardUnavailable(f"unexpected answer: {error}") from error
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.shard_client import ShardClient
@@ -198,7 +199,7 @@ async def _read_document(stream: asyncio.StreamReader) -> bytes:
 
 def _check_announcement(document: bytes) -> None:
     try:
-        said = msgspec.json.decode(document or b"{}", type=_Announcement)
+        said = read_json(document or b"{}", _Announcement)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ShardUnavailable(f"announced {document[:100]!r}: {error}") from error
     match said.error:

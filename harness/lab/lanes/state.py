@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import LaneError
 from harness.lab.lanes.spec import LaneEngine
 from harness.machine.process_name import ProcessName
@@ -92,7 +93,7 @@ def read_lanes(directory: Path) -> list[Lane]:
     lanes = []
     for path in directory.glob(f"*/{_STATE}"):
         try:
-            lanes.append(msgspec.json.decode(path.read_bytes(), type=Lane))
+            lanes.append(read_json(path.read_bytes(), Lane))
         except FileNotFoundError:  # its lane has just ended
             continue
         except msgspec.DecodeError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
+from harness.decoding import convert
 from harness.dialects.dialect import DIALECTS
 from harness.errors import ScenarioError
 from harness.samples.delivery import Selection
@@ -158,7 +159,7 @@ def load_profile(path: Path) -> AgentProfile:
     """Load a profile file, or a folder's `profile.toml`. Raises `ScenarioError`."""
     path = path / PROFILE_FILE if path.is_dir() else path
     try:
-        spec = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Profile)
+        spec = convert(tomllib.loads(path.read_text(encoding="utf-8")), Profile)
     except (OSError, ValueError, msgspec.ValidationError) as error:
         raise ScenarioError(f"{path}: {error}") from error
     for name in spec.files:

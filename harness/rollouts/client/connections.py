@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from harness.credentials import has_userinfo
+from harness.decoding import read_json
 from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections
 from harness.errors import ScenarioError, SessionServerError
 from harness.types import Json
@@ -137,7 +138,7 @@ class Connections:
 def decode(content: bytes, kind: type[_T]) -> _T:
     """Decode a JSON answer as `kind`. Raises `SessionServerError`."""
     try:
-        return msgspec.json.decode(content, type=kind)
+        return read_json(content, kind)
     except NOT_DECODABLE as error:
         raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
 
@@ -153,7 +154,7 @@ class _ErrorAnswer(msgspec.Struct):
 
 def _error_of(method: str, path: str, connection: EngineConnection, content: bytes) -> SessionServerError:
     try:
-        detail = msgspec.json.decode(content, type=_ErrorAnswer).error
+        detail = read_json(content, _ErrorAnswer).error
     except NOT_DECODABLE:
         detail = _ErrorDetail(message=responses.get(connection.status, ""))
     after = connection.retry_after

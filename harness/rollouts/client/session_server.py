@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from tenacity import AsyncRetrying, retry_if_exception, stop_before_delay, wait_exponential
 
+from harness.decoding import convert
 from harness.errors import HarnessError, RunError, SessionServerError, StoreFull
 from harness.rollouts.client.connections import (
     BRIEF,
@@ -233,7 +234,7 @@ class SessionServerClient:
         content = await self._call(LARGE, "GET", path, deadline_s=self.deadlines.read_s)
         try:
             samples, about = samples_from_tensors(content)
-            answer = msgspec.convert(about, _CollectedAnswer)
+            answer = convert(about, _CollectedAnswer)
         except (*NOT_DECODABLE, RunError) as error:
             raise SessionServerError(f"unexpected answer: {error}", code="invalid_answer") from error
         return Collected(answer.facts, answer.session, reward_turns(samples, answer.session, turn_rewards or {}))

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from harness.decoding import convert, json_decoder, read_json
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import BodyTooLarge, MalformedRequest, TooSlow
@@ -201,19 +202,19 @@ def parse_session_config(
         "limits": Limits(**msgspec.structs.asdict(wire.limits)),
         "sampling": sampling,
         "script": None if script is None or read_script is None else read_script(script),
-        "inherits": msgspec.convert(wire.inherits, Inheritance | None, from_attributes=True),
+        "inherits": wire.inherits and convert(wire.inherits, Inheritance, from_attributes=True),
     }
     return SessionConfig(**msgspec.structs.asdict(wire) | read)
 
 
 async def read_fields(request: Request, limits: RequestLimits, kind: type[_Fields]) -> _Fields:
     """Read a body of that `kind`; an empty one means the defaults. Raises as `read_body`."""
-    return decode_json(msgspec.json.Decoder(kind), await read_body(request, limits) or b"{}")
+    return decode_json(json_decoder(kind), await read_body(request, limits) or b"{}")
 
 
 def parse_expected(body: bytes) -> ExpectedWeights:
     """Parse the version that all workers should serve."""
     try:
-        return msgspec.json.decode(body, type=ExpectedWeights)
+        return read_json(body, ExpectedWeights)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MalformedRequest(f"expected {{'version': N}}, got {error}", param="version") from error

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from harness.decoding import read_json
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.hold_times import HoldTime
 from harness.sessions.lifecycle import CloseReason, Phase, RolloutEnd
@@ -179,7 +180,7 @@ def line_from_row(row: sqlite3.Row) -> StoredLine:
     state = row["closed_because"] or row["phase"]
     end = None if row["outcome"] is None else RolloutEnd(row["outcome"], row["reason"] or "", row["reward"])
     tokenizer = TokenizerName(row["tokenizer"], row["tokenizer_digest"])
-    inherits = msgspec.json.decode(row["config"], type=_OnlyInherits).inherits
+    inherits = read_json(row["config"], _OnlyInherits).inherits
     return StoredLine(row["session_id"], state, row["tokens"], end, tokenizer, inherits)
 
 
@@ -241,7 +242,7 @@ def teacher_scores_from_row(row: sqlite3.Row) -> TeacherScores:
 
 def session_from_row(row: sqlite3.Row) -> Session:
     """Decode a row of `SELECT_SESSIONS`, without turns."""
-    config = msgspec.json.decode(row["config"], type=SessionConfig)
+    config = read_json(row["config"], SessionConfig)
     session = Session(row["session_id"], row["api_key"], config, row["created_at"])
     session.phase = Phase(row["phase"])
     session.closed_because = None if row["closed_because"] is None else CloseReason(row["closed_because"])
@@ -250,7 +251,6 @@ def session_from_row(row: sqlite3.Row) -> Session:
 
 def turn_from_row(row: sqlite3.Row) -> Turn:
     """Decode a row of `SELECT_TURNS`. Raises `ValueError` if its columns contradict each other."""
-    decode = msgspec.json.decode
     turn = Turn(
         index=row["turn"],
         parent=row["parent"],
@@ -261,21 +261,21 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
         prompt_digest=row["prompt_digest"],
         output_ids=_ids(row["output_ids"]),
         logprobs=_logprobs(row["logprobs"]),
-        version_spans=decode(row["version_spans"], type=tuple[VersionSpan, ...]),
-        segments=decode(row["segments"], type=tuple[TurnSegment, ...]),
-        messages_delta=decode(row["messages_delta"], type=tuple[Json, ...]),
-        reply=decode(row["reply"], type=Json),
-        sampling=decode(row["sampling"]),
+        version_spans=read_json(row["version_spans"], tuple[VersionSpan, ...]),
+        segments=read_json(row["segments"], tuple[TurnSegment, ...]),
+        messages_delta=read_json(row["messages_delta"], tuple[Json, ...]),
+        reply=read_json(row["reply"], Json),
+        sampling=msgspec.json.decode(row["sampling"]),
         key=row["chain_key"],
         ordinal=row["ordinal"],
         request_digest=row["request_digest"],
         created_at=row["created_at"],
         seconds=row["seconds"],
         delivered=bool(row["delivered"]),
-        notes=TurnNotes.from_json(decode(row["notes"], type=Json)),
+        notes=TurnNotes.from_json(read_json(row["notes"], Json)),
         forced_tokens=row["forced_tokens"],
-        discarded=decode(row["discarded"], type=tuple[Discarded, ...]),
-        unknown=decode(row["unknown"], type=tuple[UnknownOutput, ...]),
+        discarded=read_json(row["discarded"], tuple[Discarded, ...]),
+        unknown=read_json(row["unknown"], tuple[UnknownOutput, ...]),
         proximal_logprobs=None if row["proximal_logprobs"] is None else _logprobs(row["proximal_logprobs"]),
         proximal_versions=None if row["proximal_versions"] is None else _ids(row["proximal_versions"]),
     )
@@ -288,7 +288,6 @@ def turn_from_row(row: sqlite3.Row) -> Turn:
 
 def outline_from_row(row: sqlite3.Row) -> TurnOutline:
     """Decode a row of `SELECT_OUTLINES`."""
-    decode = msgspec.json.decode
     return TurnOutline(
         row["turn"],
         row["parent"],
@@ -297,8 +296,8 @@ def outline_from_row(row: sqlite3.Row) -> TurnOutline:
         row["prompt_digest"],
         row["output_bytes"],
         bool(row["delivered"]),
-        decode(row["discarded"], type=tuple[Discarded, ...]),
-        decode(row["unknown"], type=tuple[UnknownOutput, ...]),
+        read_json(row["discarded"], tuple[Discarded, ...]),
+        read_json(row["unknown"], tuple[UnknownOutput, ...]),
         row["proximal_versions"],
     )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.machine.disk import disk_failures
 from harness.sessions.ledger import Ledger
 from harness.suite.judge.verdicts import Verdict
@@ -99,7 +100,7 @@ class FaultLog:
         with disk_failures(self._path):
             content = self._path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]  # a killed run may leave half a line
-        return [msgspec.json.decode(line, type=Firing) for line in whole.splitlines()]
+        return [read_json(line, Firing) for line in whole.splitlines()]
 
 
 def report_faults(scenario: str, faults: Sequence[Fault], firings: Sequence[Firing]) -> list[FaultReport]:

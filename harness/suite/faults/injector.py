@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from harness.decoding import convert
 from harness.errors import HarnessError
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.manager import SessionManager
@@ -192,5 +193,5 @@ class FaultInjector:
         return msgspec.structs.replace(
             firing,
             sessions=tuple(completed),
-            ledger=total(msgspec.convert(rollout.session["ledger"], Ledger) for rollout in rollouts),
+            ledger=total(convert(rollout.session["ledger"], Ledger) for rollout in rollouts),
         )

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.machine.disk import disk_failures
 from harness.sessions.ledger import NOTHING_UNKNOWN, Unknown
 from harness.suite.record.rollout_table import has_table, reading_run
@@ -90,7 +91,7 @@ def read_attached_record(path: Path, session_id: str) -> Json | None:
         if not has_table(connection, "attached_sessions"):
             return None
         row = connection.execute(_RECORD, (session_id,)).fetchone()
-    return None if row is None else msgspec.json.decode(row[0], type=dict[str, Any])
+    return None if row is None else read_json(row[0], dict[str, Any])
 
 
 def _count_sampled(session: Json) -> int:

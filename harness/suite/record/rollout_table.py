@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from harness.decoding import convert, read_json
 from harness.errors import Cause, StoreError
 from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
@@ -100,7 +101,7 @@ class RecordedSession(msgspec.Struct, frozen=True, kw_only=True):
             repeat_terminated_turns=sum(turn["end"] == TurnEnd.REPEAT for turn in turns),
             tool_calls=sum(len(turn["reply"].get("tool_calls") or ()) for turn in turns),
             turns_in_flight=session["turns_in_flight"],
-            ledger=msgspec.convert(session["ledger"], Ledger),
+            ledger=convert(session["ledger"], Ledger),
             refusals=session.get("refusals"),
             remarks=tuple(session.get("remarks", ())),
         )
@@ -183,7 +184,7 @@ class StoredSamples(Sequence[Json]):
     def __iter__(self) -> Iterator[Json]:
         with reading_run(self._path) as connection:
             [record] = connection.execute("SELECT record FROM rollouts WHERE rowid = ?", (self._rowid,)).fetchone()
-        yield from msgspec.json.decode(record, type=_OnlySamples).samples
+        yield from read_json(record, _OnlySamples).samples
 
     def __getitem__(self, index: Any) -> Any:
         return list(self)[index]
@@ -258,7 +259,7 @@ class RolloutLog:
         """Replace the last attempt's samples by the same samples with more logprobs."""
         with disk_failures(self._path), self._connection:
             rowid, row = self._connection.execute(_LAST, (number,)).fetchone()
-            record = msgspec.structs.replace(msgspec.json.decode(row, type=RolloutRecord), samples=samples)
+            record = msgspec.structs.replace(read_json(row, RolloutRecord), samples=samples)
             self._connection.execute(_AMEND, (msgspec.json.encode(record).decode(), rowid))
 
     def last_attempts(self) -> dict[int, RolloutRecord]:
@@ -317,7 +318,7 @@ def _last_attempts(path: Path, connection: sqlite3.Connection) -> dict[int, Roll
         for rowid, number, row in connection.execute(
             "SELECT rowid, number, record FROM rollouts ORDER BY number, attempt"
         ):
-            record = msgspec.json.decode(row, type=RolloutRecord)
+            record = read_json(row, RolloutRecord)
             samples = StoredSamples(path, rowid, len(record.samples))
             # The last attempt wins.
             attempts[number] = msgspec.structs.replace(record, samples=samples)

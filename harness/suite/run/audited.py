@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from harness.decoding import read_json
 from harness.engines.base import TokenProvider
 from harness.errors import HarnessError, MalformedRequest, RunError, TokenizerError
 from harness.machine.deadlines import to_the_end
@@ -291,7 +292,7 @@ def read_audit(directory: RunDirectory) -> Json | None:
         return None
     try:
         content = directory.audit.read_bytes()
-        msgspec.json.decode(content, type=_Written)
+        read_json(content, _Written)
         report: Json = msgspec.json.decode(content)
     except (OSError, msgspec.MsgspecError) as error:
         raise RunError(f"{directory.audit}: {error}; recreate it with `harness audit`") from error

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.engines.base import CountsTokens, EngineCount
 from harness.errors import EngineError, EngineRejected, RunError
 from harness.machine.disk import disk_failures
@@ -46,7 +47,7 @@ def read_token_readings(directory: RunDirectory) -> list[TokenReading]:
     with disk_failures(directory.witness):
         content = directory.witness.read_bytes()
     try:
-        return msgspec.json.decode(content, type=_Heard).engines
+        return read_json(content, _Heard).engines
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RunError(
             f"{directory.witness}: expected what engines have counted, got something else: {error}"

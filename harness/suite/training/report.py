@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import BinaryIO
 
-import msgspec
-
+from harness.decoding import read_json
 from harness.machine.disk import disk_failures
 from harness.sessions.ledger import Ledger
 from harness.suite.exits import ExitCode
@@ -101,4 +100,4 @@ class TrainReport:
 def read_telemetry(directory: RunDirectory, steps: int) -> list[dict[str, float]]:
     """Read the first `steps` steps' figures. Raises `StoreError`."""
     lines = StepFile(directory.path / TELEMETRY_FILE).read()[:steps]
-    return [msgspec.json.decode(line, type=dict[str, float]) for line in lines]
+    return [read_json(line, dict[str, float]) for line in lines]

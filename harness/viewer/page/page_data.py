@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any
 
-import msgspec
 import numpy as np
 
+from harness.decoding import convert
 from harness.sessions.ledger import Ledger
 from harness.tokens.incremental import IncrementalDecoder
 from harness.tokens.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def _left(session: SessionView) -> str:
 
 
 def ledger_text(ledger: Json) -> str:
-    return ledger_words(msgspec.convert(ledger, Ledger))
+    return ledger_words(convert(ledger, Ledger))
 
 
 def turn_data(turn: TurnView) -> Json:

@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from statistics import fmean
 
-import msgspec
-
+from harness.decoding import convert
 from harness.errors import LedgerImbalance
 from harness.samples.packing import fewest_packs
 from harness.samples.proximal import join_staleness
@@ -42,7 +41,7 @@ def book_step(packed: PackedStep) -> Ledger:
         samples.setdefault(sample.rollout, []).append(sample)
     booked = []
     for each in packed.collected.rollouts:
-        ledger = msgspec.convert(each.ledger, Ledger)
+        ledger = convert(each.ledger, Ledger)
         if each.use is Disposition.DELIVERED:
             booked.append(book_rollout(ledger, samples.pop(each.index, ()), f"{of}, {each.index}"))
         elif each.use is not Disposition.CARRIED:  # booked in the step in which it ends

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from harness.decoding import read_json, read_msgpack
 from harness.errors import Cause, RunError, StepError
 from harness.samples.codec import sample_from_binary, sample_to_binary
 from harness.samples.packs import Pack
@@ -124,7 +125,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     def read(cls, line: bytes | str) -> Self:
         """Decode a line. Raises `StepError`."""
         try:
-            return msgspec.json.decode(line, type=cls)
+            return read_json(line, cls)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise StepError(f"expected the record of a step, got something else: {error}") from error
 
@@ -200,7 +201,7 @@ def to_bytes(scored: ScoredRollout) -> bytes:
 def from_bytes(blob: bytes) -> ScoredRollout:
     """Decode `to_bytes`. Raises `StepError` if damaged."""
     try:
-        kept = msgspec.msgpack.decode(blob, type=_Kept)
+        kept = read_msgpack(blob, _Kept)
         samples = tuple(sample_from_binary(sample) for sample in kept.samples)
     except (msgspec.MsgspecError, RunError) as error:
         raise StepError(f"a rollout that was kept is damaged: {error}") from error

@@ -14,6 +14,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
+from harness.decoding import read_json
 from harness.errors import StepError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.disk import disk_failures
@@ -235,7 +236,7 @@ class StepTable:
 def read_position(connection: sqlite3.Connection) -> Position:
     """Read the progress. Raises `sqlite3.Error`."""
     row = connection.execute(_LAST).fetchone() if has_steps(connection) else None
-    return Position(0, Ledger()) if row is None else Position(row[0] + 1, msgspec.json.decode(row[1], type=Ledger))
+    return Position(0, Ledger()) if row is None else Position(row[0] + 1, read_json(row[1], Ledger))
 
 
 def read_step(database: Path | str, step: int) -> KeptStep:

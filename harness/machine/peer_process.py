@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -148,8 +149,15 @@ def _describe(pid: int) -> PeerProcess | None:
             above = parent.parent
         leader = _stat(stat.session).id
         ancestors += [leader] * (leader not in (stat.id, *ancestors))
-    began_at = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + (stat.ticks + 1) / os.sysconf("SC_CLK_TCK")
-    return PeerProcess(stat.id, program, round(began_at, 2), ancestors)
+    return PeerProcess(stat.id, program, _began_at(stat.ticks), ancestors)
+
+
+@lru_cache(maxsize=1 << 12)
+def _began_at(ticks: int) -> float:
+    # Cached: the two clocks drift apart, and a process has one start. Of three readings the latest, since a pause
+    # between the two calls makes the boot seem earlier.
+    booted_at = max(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) for _ in range(3))
+    return round(booted_at + (ticks + 1) / os.sysconf("SC_CLK_TCK"), 2)
 
 
 def _stat(pid: int) -> _Stat:

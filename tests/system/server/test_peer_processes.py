@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from harness.engines.scripted import ScriptStep
-from harness.machine.peer_process import Ends
+from harness.machine.peer_process import Ends, find_processes
 from harness.machine.peer_processes import PeerProcesses
 from harness.types import Json
 from tests.checkout import ROOT
@@ -119,6 +120,17 @@ async def test_an_agent_that_connects_for_each_call_is_one_process():
 
     assert len(found) == 2
     assert found[0] == found[1]
+
+
+def test_a_process_has_one_start_though_clocks_drift(monkeypatch: pytest.MonkeyPatch):
+    """The wall clock is corrected by 20 ms between two looks."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        ends = Ends(*client.getsockname(), *server.getsockname())
+        first = find_processes([ends])
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 0.02)
+
+        assert find_processes([ends]) == first != [None]
 
 
 async def test_no_argument_of_a_process_is_recorded():

@@ -50,10 +50,9 @@ class Deadline:
 
     def move(self, seconds: float = 0.0) -> None:
         """End the block `seconds` from now, unless the time has passed."""
-        if not self.has_passed:
-            if self._handle is not None:
-                self._handle.cancel()
-            self._handle = self._loop.call_later(seconds, self._pass)
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = None if self.has_passed else self._loop.call_later(seconds, self._pass)
 
     def _pass(self) -> None:
         self.has_passed = True

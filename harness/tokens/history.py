@@ -16,7 +16,7 @@ import msgspec
 
 from harness.tokens.fitting import texts_of
 from harness.tokens.matching import EXACT, ChainKey, NormalForm, chain_keys, next_key
-from harness.tokens.sent_body import Elements, SentBody
+from harness.tokens.sent_body import SentBody
 from harness.types import Json, Message, Paced
 
 _MOST_PREFIXES = 2_048  # of about 400 bytes; beyond, all is forgotten but the history at hand, which is kept whole
@@ -72,8 +72,8 @@ class Recall(NamedTuple):
     counts: Sequence[int] = ()
     """Messages read from each known raw message."""
     sent: SentBody | None = None
-    elements: Elements | None = None
-    """Place of the raw messages in `sent`, if known."""
+    elements: slice | None = None
+    """Bytes of `sent` from the first raw message to the last, if known."""
 
     @property
     def known(self) -> int:
@@ -94,7 +94,7 @@ NOTHING_RECALLED = Recall()
 class Beginning(NamedTuple):
     """A body up to its last message."""
 
-    elements: Elements
+    elements: slice
     digest: bytes
     recall: Recall
 
@@ -114,11 +114,11 @@ class History:
     def beginning(self, sent: SentBody) -> Beginning | None:
         """Return the beginning that `sent` shares with the body before: all up to its last message."""
         before = self._beginning
-        return before if before is not None and sent.begins_with(before.elements.end, before.digest) else None
+        return before if before is not None and sent.begins_with(before.elements.stop, before.digest) else None
 
     def known_bytes(self, sent: SentBody) -> int:
         before = self.beginning(sent)
-        return 0 if before is None else before.elements.end
+        return 0 if before is None else int(before.elements.stop)
 
     def recall(
         self,
@@ -177,7 +177,7 @@ class History:
                 self._held += _room(counts[i])
             self._beginning = None
             if recall.sent is not None and recall.elements is not None:
-                digest = recall.sent.digest(recall.elements.end)
+                digest = recall.sent.digest(recall.elements.stop)
                 kept = Recall(recall.digests, prefixes, counts=counts[1:])
                 self._beginning = Beginning(recall.elements, digest, kept)
         return prefixes

@@ -4,20 +4,13 @@ The digest of a prefix is on the way to that of the whole. So checking whether a
 as long as the checks come in the order of the bytes.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import xxhash
 
 KEY_BYTES = 16
 """One seed for each of two hashes."""
-
-
-class Elements(NamedTuple):
-    """Place of the first elements of a body's one array of messages: from the first one to behind the last one."""
-
-    start: int
-    end: int
 
 
 class SentBody:

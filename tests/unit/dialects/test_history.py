@@ -193,7 +193,7 @@ def test_what_follows_a_known_beginning_alone_is_decoded():
     assert unknown == ["tools"]
     assert isinstance(sent.messages, PartlyRead)
     assert [json.loads(bytes(raw)) for raw in sent.messages] == [*MESSAGES[:2], MESSAGES[6]]
-    assert sent.elements == (first.index(b"[") + 1, longer.index(b"]"))
+    assert sent.elements == slice(first.index(b"[") + 1, longer.index(b"]"))
 
 
 def test_other_messages_behind_a_known_beginning_are_read():

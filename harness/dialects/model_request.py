@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self, TypeVar, overload
 
 import msgspec
 from msgspec.structs import replace
@@ -27,6 +27,8 @@ from harness.tokens.parsing import Delta, ParsedOutput
 from harness.tokens.sent_body import SentBody
 from harness.top_logprobs import TopLogprobs
 from harness.types import Json, Message, Paced, SamplingWishes, Turn, TurnNotes
+
+_T = TypeVar("_T")
 
 _SEAL = "harness."
 _NAMES_SHOWN = 8
@@ -58,7 +60,7 @@ class WireCall(msgspec.Struct, frozen=True):
     answered_as: Callable[[str], Turn | None] = lambda _: None
     """Turn that was answered under a response id."""
     sent: SentBody | None = None
-    """The body, if the history should recognize messages by its first bytes."""
+    """The body, if the history should recognize its first bytes."""
     paced: Paced = iter
 
 
@@ -156,15 +158,15 @@ class ModelRequest(msgspec.Struct, frozen=True):
         return replace(self, ignored=ignored, notes=replace(self.notes, ignored=noted))
 
 
-class PartlyRead(Sequence[Message]):
+class PartlyRead(Sequence[_T]):
     """Messages of which `read` reads the first `known` on demand."""
 
-    def __init__(self, known: int, new: tuple[Message, ...], read: Callable[[int], Message]) -> None:
+    def __init__(self, known: int, new: tuple[_T, ...], read: Callable[[int], _T]) -> None:
         self._known = known
         self._new = new
         self._read = read
 
-    def with_first(self, change: Callable[[Message], Message]) -> Self:
+    def with_first(self, change: Callable[[_T], _T]) -> Self:
         """Return these messages, with the first one changed on access."""
         read = self._read
         return type(self)(self._known, self._new, lambda at: read(at) if at else change(read(at)))
@@ -173,12 +175,12 @@ class PartlyRead(Sequence[Message]):
         return self._known + len(self._new)
 
     @overload
-    def __getitem__(self, index: int) -> Message: ...
+    def __getitem__(self, index: int) -> _T: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[Message, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[_T, ...]: ...
 
-    def __getitem__(self, index: int | slice) -> Message | tuple[Message, ...]:
+    def __getitem__(self, index: int | slice) -> _T | tuple[_T, ...]:
         numbers = range(len(self))[index]
         if isinstance(numbers, range):
             if numbers.step == 1 and numbers.start >= self._known:

@@ -13,6 +13,7 @@ import msgspec
 
 from harness.dialects.ignored import LONGEST_NOTE, NULL, REFUSED, BodyDecoder, Settings, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
+from harness.dialects.known_beginning import BodyWithMessages, decode_body
 from harness.dialects.model_request import (
     ModelRequest,
     PartlyRead,
@@ -119,10 +120,9 @@ class _Effort(msgspec.Struct):
     max_tokens: int | None = None
 
 
-class _ChatBody(msgspec.Struct):
+class _ChatBody(BodyWithMessages):
     # Messages and tools stay raw: a decoder holds the interpreter until it is done, and a body over the limits is
     # refused before its pieces are decoded.
-    messages: list[msgspec.Raw]
     model: str = ""
     tools: list[msgspec.Raw] | None = None
     tool_choice: Literal["auto", "none", "required"] | _NamedTool | None = None
@@ -175,8 +175,9 @@ _details_decoder: msgspec.json.Decoder[list[_Detail] | None] = msgspec.json.Deco
 def parse_request(
     call: WireCall, limits: RequestLimits = DEFAULT_LIMITS, history: History | None = None
 ) -> ModelRequest:
-    wire, unknown = _decoder.decode(call.body)
-    limits.require("messages", len(wire.messages), "messages")
+    wire, unknown, sent = decode_body(_decoder, call, history)
+    raws = sent.messages
+    limits.require("messages", len(raws), "messages")
     variables = _read_variables(wire, limits)
     has_parts = bytes(memoryview(wire.reasoning)[:1]) == b"{"
     reasoning, of_reasoning = _reasoning_decoder.decode(wire.reasoning if has_parts else NULL, "reasoning")
@@ -185,9 +186,9 @@ def parse_request(
     recall = NOTHING_RECALLED
     if history is not None:
         told = variables | effort
-        raws = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(told))] if told else ())]
-        recall = history.recall(NAME, raws, wire.messages, call.sent)
-    messages = _read_messages(wire.messages, recall.known, call.paced)
+        tools_sent = [*(wire.tools or ()), *([msgspec.Raw(msgspec.json.encode(told))] if told else ())]
+        recall = history.recall(NAME, tools_sent, raws, sent.begins)._replace(sent=call.sent, elements=sent.elements)
+    messages = _read_messages(raws, recall.known, call.paced)
     read = ((f"messages[{i}]", messages[i]) for i in range(recall.known, len(messages)))
     check_calls(read)
     tools = _read_tools(wire.tools or (), limits) if recall.tools is None else recall.tools

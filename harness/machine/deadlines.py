@@ -1,13 +1,14 @@
 """Await foreign code for a bounded time.
 
 `within` trusts work to obey its cancellation, `attempt` does not. `persist` retries, `work_through` limits concurrency,
-`to_the_end` shields from cancellation, `beside` runs work during a block.
+`to_the_end` shields from cancellation, `beside` runs work during a block, `Deadline` ends one.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_before_delay, wait_exponential
 
@@ -24,10 +25,44 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
 
+class Deadline:
+    """Raise `TimeoutError` in a block that lasts longer. As `asyncio.timeout`, at half its price: a turn enters six."""
+
+    __slots__ = ("_cancelling", "_handle", "_loop", "_seconds", "_task", "has_passed")
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self.has_passed = False
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task(self._loop)
+        assert task is not None, "a deadline cancels the task of its block"
+        self._task, self._cancelling = task, task.cancelling()
+        self._handle = None if self._seconds is None else self._loop.call_later(self._seconds, self._pass)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+        if self.has_passed and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def move(self, seconds: float = 0.0) -> None:
+        """End the block `seconds` from now, unless the time has passed."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = None if self.has_passed else self._loop.call_later(seconds, self._pass)
+
+    def _pass(self) -> None:
+        self.has_passed = True
+        self._task.cancel()
+
+
 async def within(seconds: float, work: Awaitable[object]) -> bool:
     """Await `work` for `seconds`, then cancel it. Return True if it ended in time."""
     try:
-        async with asyncio.timeout(seconds):
+        with Deadline(seconds):
             await work
     except TimeoutError:
         return False

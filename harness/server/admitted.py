@@ -99,7 +99,7 @@ class AdmittedTurns:
 
     async def wait_for(self, session: Session, index: int, client: ClientConnection) -> None:
         """Return when the turn has its outcome. Raises the reason if `client` is dismissed first."""
-        async with client.patience():
+        with client.patience():
             await self._turns[session.session_id, index].is_over.wait()
 
     def end(

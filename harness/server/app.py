@@ -100,7 +100,7 @@ class SessionServer(ServerApi):
 
     async def _start_sweep(self, request: Request) -> Response:
         asked = parse_sweep(await read_body(request, self.settings.limits))
-        async with self.callers.attend(ClientConnection.of(request)):
+        with self.callers.attend(ClientConnection.of(request)):
             return json_response(await self.sweep(asked))
 
     async def _sweep_progress(self, request: Request) -> Response:

@@ -185,11 +185,10 @@ class Gatekeeper:
         while answer() is GateAnswer.HOLD:
             self._count(work, session, 1)
             try:
-                with client.held():
-                    async with client.patience(self._pause_timeout_s):
-                        await self.until(lambda: answer() is not GateAnswer.HOLD)
-                        async with self._door:  # other work of the loop runs between rows
-                            await asyncio.sleep(0)
+                with client.held(), client.patience(self._pause_timeout_s):
+                    await self.until(lambda: answer() is not GateAnswer.HOLD)
+                    async with self._door:  # other work of the loop runs between rows
+                        await asyncio.sleep(0)
             except TimeoutError:
                 raise GateClosed(
                     f"the server has been paused for more than {self._pause_timeout_s:g} s",

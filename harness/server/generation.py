@@ -20,6 +20,7 @@ from harness.engines.routed_experts import check_returned
 from harness.engines.sampling_masks import check_masks
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.machine.clock import Clock
+from harness.machine.deadlines import Deadline
 from harness.machine.log import get_logger
 from harness.samples.versions import version_of
 from harness.server.gatekeeper import Gatekeeper
@@ -163,7 +164,7 @@ class Generation:
                 if attempt >= self.settings.engine_attempts:
                     raise
                 if self.may_go_on:  # then after a pause, and only once the gate is open
-                    async with self.client.patience():
+                    with self.client.patience():
                         await asyncio.sleep(self.settings.engine_retry_s * 2 ** (attempt - 1))
                     await self.gatekeeper.enter(Work.CONTINUATION, self.client, self.session)
                 if not self.may_go_on:
@@ -245,18 +246,15 @@ class Generation:
 
     async def _run_until_hand_over(self) -> None:
         # Whatever the engine does, this ends once the time to hand over has passed.
-        loop = asyncio.get_running_loop()
-
-        def hurry() -> None:
-            if not deadline.expired():
-                deadline.reschedule(loop.time() + self.client.hand_over_s)
-
         try:
-            async with asyncio.timeout(None) as deadline:
-                with self.live.turn(), self.client.on_dismissal(hurry):
-                    await self._run()
+            with (
+                Deadline(None) as deadline,
+                self.live.turn(),
+                self.client.on_dismissal(lambda: deadline.move(self.client.hand_over_s)),
+            ):
+                await self._run()
         except TimeoutError:
-            if not deadline.expired():
+            if not deadline.has_passed:
                 raise
             log.warning("engine_did_not_stop", waited_s=self.client.hand_over_s)
             self.client.require_there()

@@ -22,6 +22,7 @@ from msgspec import structs
 from harness.engines.base import TokenProvider
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
+from harness.machine.deadlines import Deadline
 from harness.samples.versions import LabelOrder, is_unsettled, is_version, known_version
 from harness.server.http.connection import ClientConnection
 from harness.server.store.base import SessionStore
@@ -143,9 +144,8 @@ class LiveVersion:
             to.begun += 1
             question = to.begun
             try:
-                with suppress(EngineError, TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await engine.read_version()
+                with suppress(EngineError, TimeoutError), Deadline(_LOOK_S):
+                    await engine.read_version()
                 with suppress(UnknownWeightVersion, StoreError):  # callers that need the number get the error
                     await self._see(engine.weight_version)
                 to.ended = question
@@ -162,7 +162,7 @@ class LiveVersion:
         answer it under the new ones. Raises `WeightsUnsettled`, `EngineUnavailable`, or the reason for a dismissal.
         """
         try:
-            async with client.patience(self._patience_s):
+            with client.patience(self._patience_s):
                 while is_wanted():
                     if not (must_work and (await self.worker_of(session_id).health()).paused):
                         await self.look_for(session_id)

@@ -241,7 +241,7 @@ class OwnSessions(SessionsApi):
         session = await self._sessions.find(session_id)
         if session is not None:
             try:
-                async with self._turns.callers.attend(ClientConnection.of(request)):
+                with self._turns.callers.attend(ClientConnection.of(request)):
                     await self._sessions.end(session, within_s=asked.within_s)
             finally:  # in force even if the wait failed: waiting calls get their answer
                 self._turns.gatekeeper.look_again()

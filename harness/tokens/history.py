@@ -72,9 +72,8 @@ class Recall(NamedTuple):
     counts: Sequence[int] = ()
     """Messages read from each known raw message."""
     sent: SentBody | None = None
-    """Body, if its raw messages are the elements of one array in it."""
-    end: int = 0
-    """End of the last raw message in `sent`, or of equal text after it."""
+    elements: slice | None = None
+    """Bytes of `sent` from the first raw message to the last, if known."""
 
     @property
     def known(self) -> int:
@@ -92,8 +91,10 @@ class Recall(NamedTuple):
 NOTHING_RECALLED = Recall()
 
 
-class _Beginning(NamedTuple):
-    size_bytes: int
+class Beginning(NamedTuple):
+    """A body up to its last message."""
+
+    elements: slice
     digest: bytes
     recall: Recall
 
@@ -104,27 +105,34 @@ class History:
         self._prefixes: dict[bytes, tuple[Prefix, ...]] = {}
         self._held = 0
         self._tools: dict[bytes, tuple[Json, ...]] = {}
-        self._beginning: _Beginning | None = None
+        self._beginning: Beginning | None = None
         self.body_bytes = 0
 
     def __len__(self) -> int:
         return self._held
 
-    def known_bytes(self, sent: SentBody) -> int:
-        """Return the bytes that `sent` shares with the body before: all up to its last message, or 0."""
+    def beginning(self, sent: SentBody) -> Beginning | None:
+        """Return the beginning that `sent` shares with the body before: all up to its last message."""
         before = self._beginning
-        return before.size_bytes if before is not None and sent.begins_with(before.size_bytes, before.digest) else 0
+        return before if before is not None and sent.begins_with(before.elements.stop, before.digest) else None
+
+    def known_bytes(self, sent: SentBody) -> int:
+        before = self.beginning(sent)
+        return 0 if before is None else int(before.elements.stop)
 
     def recall(
         self,
         dialect: str,
         tools: Sequence[msgspec.Raw],
         messages: Sequence[msgspec.Raw | bytes],
-        sent: SentBody | None = None,
+        begins: Beginning | None = None,
     ) -> Recall:
-        """Return the known part of a request. `sent` is the body, if its messages are elements of one array in it."""
+        """Return the known part of a request. `begins`: the known elements at the start of its array of messages."""
         head = sha256(b",".join((msgspec.json.encode(dialect), *tools))).digest()[:_DIGEST_BYTES]
-        before = self._recall_beginning(head, messages, sent)
+        # The shared digest of a beginning tells that its messages are known, without digesting them one by one.
+        before = begins.recall if begins is not None else NOTHING_RECALLED
+        if not before.digests or before.digests[0] != head:
+            before = Recall((head,), self._prefixes.get(head, ()))
         digests, prefixes, counts = list(before.digests), list(before.prefixes), list(before.counts)
         for raw in messages[len(digests) - 1 :]:
             digests.append(sha256(digests[-1] + raw).digest()[:_DIGEST_BYTES])
@@ -134,22 +142,7 @@ class History:
                 break
             prefixes += known
             counts.append(len(known))
-        end = 0
-        if sent is not None and messages and bytes(messages[-1]).endswith(b"}"):
-            end = sent.content.rfind(messages[-1]) + len(messages[-1])
-        return Recall(digests, prefixes, self._tools.get(head) if prefixes else None, counts, sent, end)
-
-    def _recall_beginning(self, head: bytes, messages: Sequence[msgspec.Raw | bytes], sent: SentBody | None) -> Recall:
-        # A body usually begins with the one before. One digest shows it, on the way to the whole body's, so its
-        # messages are not digested one by one.
-        before = self._beginning
-        if sent is not None and before is not None and before.recall.digests[0] == head and self.known_bytes(sent):
-            # The shared bytes hold the array of `messages`, unless the body repeats its key later on. If the messages
-            # are longer than the rest of the body, they cannot be that later array.
-            rest, last = len(sent.content) - before.size_bytes, accumulate(map(len, reversed(messages)))
-            if len(messages) >= len(before.recall.digests) - 1 and any(size > rest for size in last):
-                return before.recall
-        return Recall((head,), self._prefixes.get(head, ()))
+        return Recall(digests, prefixes, self._tools.get(head) if prefixes else None, counts)
 
     def read(
         self,
@@ -183,10 +176,10 @@ class History:
                 self._prefixes[recall.digests[i]] = tuple(prefixes[ends[i] - counts[i] : ends[i]])
                 self._held += _room(counts[i])
             self._beginning = None
-            if recall.sent is not None and recall.end:
-                digest = recall.sent.digest(recall.end)
+            if recall.sent is not None and recall.elements is not None:
+                digest = recall.sent.digest(recall.elements.stop)
                 kept = Recall(recall.digests, prefixes, counts=counts[1:])
-                self._beginning = _Beginning(recall.end, digest, kept)
+                self._beginning = Beginning(recall.elements, digest, kept)
         return prefixes
 
 

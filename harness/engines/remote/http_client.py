@@ -12,9 +12,9 @@ ignored.
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from harness.engines.remote.event_stream import EventBuffer, LineTooLong
 from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections, StaleConnection
 from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
 from harness.errors import EngineConnectionLost, EngineRejected, EngineReplyInvalid, EngineUnavailable
+from harness.machine.deadlines import Deadline
 from harness.types import Json
 
 _T = TypeVar("_T")
@@ -127,29 +128,28 @@ class EngineClient:
     async def ask(self, call: HttpCall) -> HttpAnswer:
         """Return the answer with any status."""
         connections = self._require_open()
-        with self._name_failures(call):
-            async with asyncio.timeout(call.deadline_s):
-                while True:
-                    connection = await self._send(connections, call)
-                    try:
-                        content = await connection.read_all()
-                        return HttpAnswer(connection.status, content)
-                    except StaleConnection:
-                        if call.method != "GET":
-                            raise
-                    finally:
-                        connections.end(connection)
+        with _NamedFailures(self.name, call), Deadline(call.deadline_s):
+            while True:
+                connection = await self._send(connections, call)
+                try:
+                    content = await connection.read_all()
+                    return HttpAnswer(connection.status, content)
+                except StaleConnection:
+                    if call.method != "GET":
+                        raise
+                finally:
+                    connections.end(connection)
 
     async def events(self, call: HttpCall) -> AsyncGenerator[list[bytes]]:
         """Yield payloads of events as they come; leaving early closes the connection. Reading counts as waiting."""
         connections, buffer = self._require_open(), EventBuffer(call.row_bytes)
         deadline = asyncio.get_running_loop().time() + call.deadline_s
-        with self._name_failures(call):
+        with _NamedFailures(self.name, call):
             async with asyncio.timeout_at(deadline):
                 connection = await self._send(connections, call)
         try:
             while not buffer.is_done:
-                with self._name_failures(call):
+                with _NamedFailures(self.name, call):
                     async with asyncio.timeout_at(deadline):
                         payloads = await self._read_events(call, connection, buffer, connection.read_some)
                 if payloads:
@@ -166,21 +166,20 @@ class EngineClient:
         the end. Its time counts against the deadline.
         """
         connections, buffer = self._require_open(), EventBuffer(call.row_bytes)
-        with self._name_failures(call):
-            async with asyncio.timeout(call.deadline_s):
-                connection = await self._send(connections, call)
-                read = connection.read_some
-                try:
-                    while not buffer.is_done:
-                        come = await self._read_events(call, connection, buffer, read)
-                        payloads += come
-                        if come:
-                            await hear()
-                            read = partial(connection.gather, gather_s)
-                finally:
-                    with suppress(LineTooLong):
-                        payloads += buffer.feed(connection.take())
-                    connections.end(connection)
+        with _NamedFailures(self.name, call), Deadline(call.deadline_s):
+            connection = await self._send(connections, call)
+            read = connection.read_some
+            try:
+                while not buffer.is_done:
+                    come = await self._read_events(call, connection, buffer, read)
+                    payloads += come
+                    if come:
+                        await hear()
+                        read = partial(connection.gather, gather_s)
+            finally:
+                with suppress(LineTooLong):
+                    payloads += buffer.feed(connection.take())
+                connections.end(connection)
 
     async def _read_events(
         self, call: HttpCall, connection: EngineConnection, buffer: EventBuffer, read: Callable[[], Awaitable[bytes]]
@@ -230,21 +229,6 @@ class EngineClient:
         self.generations_sent += bool(call.request_id)
         return connection
 
-    @contextmanager
-    def _name_failures(self, call: HttpCall) -> Iterator[None]:
-        try:
-            yield
-        # First, because it is an `OSError`. `TimeoutError` is one too.
-        except CannotConnect as error:
-            raise EngineUnavailable(f"{self.name} cannot be reached: {error}") from error
-        except TimeoutError as error:
-            # A generation without an answer may have been sampled; any other call just was not served.
-            kind = EngineConnectionLost if call.request_id else EngineUnavailable
-            raise kind(f"{self.name} did not answer {_what(call)} within {call.deadline_s:.0f} s") from error
-        except OSError as error:
-            reason = f"{type(error).__name__} {error}".rstrip()
-            raise EngineConnectionLost(f"{self.name}: the connection broke during {_what(call)}: {reason}") from error
-
     def _require_success(self, call: HttpCall, answer: HttpAnswer) -> HttpAnswer:
         if 200 <= answer.status < 300:
             return answer
@@ -252,6 +236,28 @@ class EngineClient:
         if answer.status == HTTPStatus.UNAUTHORIZED:
             words += f"; its key is taken from {ENGINE_KEY}, or from VARIABLE in URL#key=VARIABLE"
         raise error_for_status(answer.status, f"{self.name} answered {_what(call)} with {answer.status}: {words}")
+
+
+class _NamedFailures(NamedTuple):  # each turn enters two: a generator costs three times as much
+    server: str
+    call: HttpCall
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        server, call = self
+        match error:
+            # First, because it is an `OSError`. `TimeoutError` is one too.
+            case CannotConnect():
+                raise EngineUnavailable(f"{server} cannot be reached: {error}") from error
+            case TimeoutError():
+                # A generation without an answer may have been sampled; any other call just was not served.
+                lost = EngineConnectionLost if call.request_id else EngineUnavailable
+                raise lost(f"{server} did not answer {_what(call)} within {call.deadline_s:.0f} s") from error
+            case OSError():
+                reason = f"{type(error).__name__} {error}".rstrip()
+                raise EngineConnectionLost(f"{server}: the connection broke during {_what(call)}: {reason}") from error
 
 
 def _what(call: HttpCall) -> str:

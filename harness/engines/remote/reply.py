@@ -5,6 +5,7 @@ version spans against each other and the request. Any disagreement raises `Engin
 Nothing is repaired; the trainer sees exactly what passes.
 """
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, Self
@@ -55,8 +56,8 @@ class Scored(msgspec.Struct, frozen=True, eq=False):
     def of(cls, named: Sequence[int], logprobs: Sequence[float | None]) -> Self:
         """Build columns from sequences of equal length."""
         try:
-            values = np.fromiter(logprobs, np.float64, len(logprobs))  # None raises
-        except TypeError:
+            values = np.frombuffer(struct.pack(f"{len(logprobs)}d", *logprobs)).copy()  # None raises
+        except struct.error:
             values = np.asarray(logprobs, dtype=np.float64)  # slower; None becomes NaN
         return cls(named, values)
 
@@ -220,7 +221,10 @@ def verify_tokens(
 
 def verify_ids(asked: Asked, ids: Sequence[int]) -> npt.NDArray[np.int64]:
     """Verify that all ids are in the vocabulary."""
-    wide = np.fromiter(ids, np.int64, len(ids))
+    try:
+        wide: npt.NDArray[np.int64] = np.frombuffer(struct.pack(f"{len(ids)}q", *ids), np.int64)
+    except struct.error:
+        wide = np.fromiter(ids, np.int64, len(ids))  # at twice the price; beyond 64 bits it raises
     # As unsigned, a negative id exceeds every vocabulary: one pass, not two.
     if wide.size and np.maximum.reduce(wide.view(np.uint64)) >= asked.vocab_size:
         position = int(((wide < 0) | (wide >= asked.vocab_size)).argmax())

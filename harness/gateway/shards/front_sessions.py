@@ -94,7 +94,7 @@ class FrontSessions(SessionsApi):
             return bool(found)
 
         try:
-            async with client.patience(RESTART_S):
+            with client.patience(RESTART_S):
                 await self.gatekeeper.until(choose)
         except TimeoutError:
             problems = (f"shard {link.number} {link.problem}" for link in self.links if only in (None, link.number))
@@ -107,7 +107,7 @@ class FrontSessions(SessionsApi):
         link.place()
         ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
-            async with client.patience(self.settings.pause_timeout_s + VERB_S):  # its gate may have closed
+            with client.patience(self.settings.pause_timeout_s + VERB_S):  # its gate may have closed
                 answer = await ask("POST", "/sessions", wish.with_id(session_id))
         except (ShardLost, ClientLeft, TimeoutError) as error:
             if wish.is_repeatable:

@@ -11,8 +11,8 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import NamedTuple, Self
 
@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import ClientLeft, HarnessError, ServerStopping, TooMany
-from harness.machine.deadlines import within
+from harness.machine.deadlines import Deadline, within
 from harness.machine.http_protocol import Connection, connection_of
 from harness.machine.log import get_logger
 from harness.machine.peer_processes import LOOK_S, Peer, PeerProcesses
@@ -158,23 +158,16 @@ class ClientConnection:
         finally:
             self.held_s += time.monotonic() - began
 
-    @asynccontextmanager
-    async def patience(self, seconds: float | None = None) -> AsyncIterator[None]:
+    @contextmanager
+    def patience(self, seconds: float | None = None) -> Iterator[None]:
         """Raise the reason for a dismissal within the block, or `TimeoutError` after `seconds`."""
-        loop = asyncio.get_running_loop()
-
-        def give_up() -> None:
-            if not deadline.expired():
-                deadline.reschedule(loop.time())
-
         try:
             # A dismissal moves the deadline to now, so it interrupts the next `await` of the block like a timeout. A
             # `TimeoutError` of the block itself propagates.
-            async with asyncio.timeout(seconds) as deadline:
-                with self.on_dismissal(give_up):
-                    yield
+            with Deadline(seconds) as deadline, self.on_dismissal(deadline.move):
+                yield
         except TimeoutError:
-            if deadline.expired():
+            if deadline.has_passed:
                 self.require_there()
             raise
 
@@ -250,12 +243,11 @@ class Callers:
             if not self._present:
                 self._nobody.set()
 
-    @asynccontextmanager
-    async def attend(self, client: ClientConnection) -> AsyncIterator[None]:
+    @contextmanager
+    def attend(self, client: ClientConnection) -> Iterator[None]:
         """Register `client` for long work, which a stop ends with `ServerStopping`."""
-        with self.present(client):
-            async with client.patience():
-                yield
+        with self.present(client), client.patience():
+            yield
 
     async def send_away(self, *, grace_s: float) -> None:
         """Refuse new requests, dismiss clients left after `grace_s`, and return when all are answered."""

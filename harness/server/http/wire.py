@@ -1,6 +1,5 @@
 """Bodies of session and gate requests, with size limits for all. Parsers raise `MalformedRequest`."""
 
-import asyncio
 from collections.abc import Callable, Collection
 from typing import Annotated, Any, TypeVar
 
@@ -11,6 +10,7 @@ from harness.decoding import convert, json_decoder, read_json
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import DEFAULT_LIMITS, RequestLimits
 from harness.errors import BodyTooLarge, MalformedRequest, TooSlow
+from harness.machine.deadlines import Deadline
 from harness.samples.delivery import DEPRECATED_SELECTIONS, TRAINABLE_ROLES, TRAINED_ROLES, Selection
 from harness.samples.roles import Role
 from harness.server.http.packed_body import unpack_body
@@ -125,7 +125,7 @@ async def read_body(request: Request, limits: RequestLimits, count: Callable[[in
     size_bytes = 0
     if not declared.isdecimal() or (len(declared) <= _SHOWN and int(declared) <= limits.body_bytes):
         try:
-            async with asyncio.timeout(limits.body_seconds):
+            with Deadline(limits.body_seconds):
                 async for chunk in request.stream():
                     chunks.append(chunk)
                     size_bytes += len(chunk)

@@ -130,10 +130,11 @@ class GroupWriter:
             if self._connection.in_transaction:  # a rollback failed, perhaps out of memory: no write may join it
                 self._connection.rollback()
             # Each call releases the GIL and must get it back from the event loop, which usually costs more than the
-            # call. So a single statement gets no explicit transaction.
+            # call. So a single statement gets no explicit transaction. And `execute` releases it once more than
+            # `executemany`, to learn the last row's id, and `execute("COMMIT")` twice more than `commit`.
             match group:
-                case [_Write(statements=[statement], changes=None)]:  # atomic by itself
-                    self._connection.execute(*statement)
+                case [_Write(statements=[(statement, parameters)], changes=None)]:  # atomic by itself
+                    self._connection.executemany(statement, (parameters,))
                 case _:
                     self._execute_together(group)
         # SQLite raises MemoryError for SQLITE_NOMEM, and ValueError or OverflowError for a value that it cannot hold.
@@ -148,11 +149,11 @@ class GroupWriter:
             for write in group:
                 before = self._connection.total_changes
                 for statement, parameters in write.statements:
-                    self._connection.execute(statement, parameters)
+                    self._connection.executemany(statement, (parameters,))
                 changes = self._connection.total_changes - before
                 if write.changes is not None and changes != write.changes:
                     raise sqlite3.IntegrityError(f"expected {write.changes} rows to change, {changes} did")
-            self._connection.execute("COMMIT")
+            self._connection.commit()
         except BaseException:
             self._connection.rollback()
             raise

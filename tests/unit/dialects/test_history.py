@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.dialects.anthropic_messages_request import parse_request as parse_messages
-from harness.dialects.model_request import WireCall
+from harness.dialects.ignored import BodyDecoder
+from harness.dialects.known_beginning import BodyWithMessages, decode_body
+from harness.dialects.model_request import PartlyRead, WireCall
 from harness.dialects.openai_chat_request import parse_request
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import HarnessError
@@ -67,6 +69,46 @@ def bodies(draw: st.DrawFn) -> list[bytes]:
     return sent
 
 
+@st.composite
+def mutations(draw: st.DrawFn) -> list[bytes]:
+    """The same requests, each followed by one that looks much like it and may mean something else, or nothing."""
+    sent: list[bytes] = []
+    for body in draw(bodies()):
+        at, behind = draw(st.integers(0, len(body))), body.removesuffix(b"]}")
+        message = json.dumps(draw(st.sampled_from(MESSAGES))).encode()
+        odd = draw(st.sampled_from((b"", b" ", b",", b"]", b"}", b'"', b"\\", b"0", b"\xff")))
+        alike = (
+            body[:at] + odd + body[at + 1 :],
+            body[:at] + odd + body[at:],
+            body[:at],
+            behind + b"," + message + b"]}",
+            behind + b"\n,\t" + message + b' ] , "seed": 1}',
+            behind + b"," + message + message + b"]}",
+            behind + b",]}",
+            behind + b'], "top_p": 2}',
+            behind + b'], "top_p": 0.5, "top_p": 0.25, "odd": [{}]}',
+            behind + b'], "m\\u0065ssages": [' + message + b"]}",
+            behind + b'], "odd": [' + b",".join([message] * draw(st.integers(1, 3))) + b"]}",
+            behind + b'], "odd": "' + message.replace(b'"', b'\\"') + b'"}',
+            b'{"odd": [' + message + b"], " + body[1:],
+            b'{"odd": ' + body + b", " + body[1:],
+            body + body,
+        )
+        sent += [*([body] * draw(st.integers(1, 2))), draw(st.sampled_from(alike))]
+        if draw(st.booleans()):  # what follows a body that came through
+            sent.append(sent[-1].removesuffix(b"]}") + b"," + message + b"]}")
+    return sent
+
+
+@settings(max_examples=examples(400), deadline=None)
+@given(sent=mutations())
+def test_a_body_means_what_it_means_after_any_other(sent: list[bytes]):
+    """Bodies that are cut, continued elsewhere, or no JSON are read, or refused, as if they came first."""
+    history = History()
+    for body in sent:
+        assert meaning(body, history, RequestLimits()) == meaning(body, History(), RequestLimits())
+
+
 def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
     """Everything that the server takes of a request, or why it refuses it."""
     try:
@@ -74,7 +116,7 @@ def meaning(body: bytes, history: History, limits: RequestLimits) -> Any:
     except HarnessError as error:
         return type(error), error.message
     prefixes = history.read(request.messages, request.tools, request.recall)
-    return tuple(request.messages), request.tools, list(prefixes), request.sampling
+    return tuple(request.messages), request.tools, list(prefixes), request.sampling, request.notes
 
 
 @pytest.mark.parametrize(
@@ -95,7 +137,7 @@ def test_both_ways_come_to_the_same(matching: Sequence[str], sent: list[bytes], 
         assert meaning(body, history, limits) == fresh
 
         if isinstance(fresh[0], tuple):
-            messages, tools, prefixes, _ = fresh
+            messages, tools, prefixes, *_ = fresh
             assert [prefix.key for prefix in prefixes] == chain_keys(messages, tools, form)
 
 
@@ -134,6 +176,24 @@ def test_a_body_that_begins_like_the_one_before_is_known_up_to_there():
     sent = SentBody(longer)
     assert parse_request(WireCall(longer, sent=sent), RequestLimits(), history).recall.known == 3
     assert sent.digest(len(longer)) == SentBody(longer).digest(len(longer))
+
+
+def test_what_follows_a_known_beginning_alone_is_decoded():
+    """Known messages are decoded once something looks at them."""
+    history, tools = History(), json.dumps(TOOLS)
+    first = f'{{"messages": [{json.dumps(MESSAGES[0])},\n {json.dumps(MESSAGES[1])}], "tools": {tools}}}'.encode()
+    request = parse_request(WireCall(first, sent=SentBody(first)), RequestLimits(), history)
+    history.read(request.messages, request.tools, request.recall)
+    longer = first.replace(b"}]", b"}, " + json.dumps(MESSAGES[6]).encode() + b"]", 1)
+    decoder: BodyDecoder[Any] = BodyDecoder(BodyWithMessages)
+    call = WireCall(longer, sent=SentBody(longer))
+
+    _, unknown, sent = decode_body(decoder, call, history)
+
+    assert unknown == ["tools"]
+    assert isinstance(sent.messages, PartlyRead)
+    assert [json.loads(bytes(raw)) for raw in sent.messages] == [*MESSAGES[:2], MESSAGES[6]]
+    assert sent.elements == slice(first.index(b"[") + 1, longer.index(b"]"))
 
 
 def test_other_messages_behind_a_known_beginning_are_read():

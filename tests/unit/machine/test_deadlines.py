@@ -1,12 +1,93 @@
 """Waiting for what others wrote: no sandboxes are left behind, and no cancellation is lost."""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 import pytest
 
-from harness.machine.deadlines import attempt, beside, ended
+from harness.machine.deadlines import Deadline, attempt, beside, ended
 
 PATIENCE_S = 30
+
+
+@asynccontextmanager
+async def own_timeout(seconds: float) -> AsyncIterator[None]:
+    with Deadline(seconds):
+        yield
+
+
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+async def fail() -> None:
+    raise TimeoutError("of the block")
+
+
+async def be_cancelled_too() -> None:
+    asyncio.current_task().cancel()
+    await wait_for_ever()
+
+
+async def swallow() -> None:
+    with suppress(asyncio.CancelledError):
+        await wait_for_ever()
+
+
+async def outlast_an_inner_one() -> None:
+    async with asyncio.timeout(0):
+        await wait_for_ever()
+
+
+@pytest.mark.parametrize("timeout", [asyncio.timeout, own_timeout])
+@pytest.mark.parametrize(
+    ("seconds", "block", "end"),
+    [
+        (PATIENCE_S, lambda: asyncio.sleep(0), "None"),
+        (0, wait_for_ever, "TimeoutError()"),
+        (-1, wait_for_ever, "TimeoutError()"),
+        (PATIENCE_S, fail, "TimeoutError('of the block')"),
+        (PATIENCE_S, be_cancelled_too, "CancelledError()"),
+        (0, be_cancelled_too, "CancelledError()"),
+        (0, swallow, "None"),
+        (PATIENCE_S, outlast_an_inner_one, "TimeoutError()"),
+    ],
+)
+async def test_a_deadline_ends_a_block_as_that_of_the_library_does(
+    timeout: Callable[[float], Any], seconds: float, block: Callable[[], Awaitable[object]], end: str
+):
+    """A cancellation from elsewhere stays one, and none of its own is left behind."""
+
+    async def caller() -> str:
+        try:
+            async with timeout(seconds):
+                await block()
+        except (TimeoutError, asyncio.CancelledError) as error:
+            return f"{error!r} {asyncio.current_task().cancelling()}"
+        return f"None {asyncio.current_task().cancelling()}"
+
+    said = await asyncio.create_task(caller())
+
+    assert said == f"{end} {int(block is be_cancelled_too)}"
+
+
+async def test_a_deadline_moves_until_it_has_passed():
+    deadline = Deadline(None)
+
+    async def move_and_wait() -> None:
+        with deadline:
+            deadline.move(PATIENCE_S)
+            deadline.move()
+            await wait_for_ever()
+
+    with pytest.raises(TimeoutError):
+        await move_and_wait()
+    deadline.move()
+    await asyncio.sleep(0)  # no second cancellation
+
+    assert deadline.has_passed
 
 
 async def test_what_goes_on_beside_a_block_ends_with_it():

@@ -1,5 +1,6 @@
 """`harness router`: an SGLang router that also serves sessions."""
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +79,7 @@ def router(
     routing.check()
     check_teachers(settings.teachers, *(f"sglang={url}" for url in (*routing.worker_urls, router_url or "") if url))
     chat_tokenizer = server.open_tokenizer(None if model is None else fetch(model))
-    program = gateway_program(gateway, output.say) if router_url is None else None
+    program = asyncio.run(gateway_program(gateway, output.say)) if router_url is None else None
 
     def announce(running: "RunningServer", front: "Gateway") -> None:
         settle()  # the sessions that were restored stay, too

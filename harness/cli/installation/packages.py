@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.cli.installation.probing import Scratch
 from harness.machine.findings import Finding, Level
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class _Installed(NamedTuple):
     """Packages at another version than required."""
 
 
-def examine_packages(_: Scratch) -> list[Finding]:
+def examine_packages() -> list[Finding]:
     from packaging.requirements import Requirement
 
     try:

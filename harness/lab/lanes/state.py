@@ -12,7 +12,7 @@ import msgspec
 
 from harness.errors import LaneError
 from harness.lab.lanes.spec import LaneEngine
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName
 
 _STATE = "state.json"
 _LOG = "server.log"

@@ -60,8 +60,7 @@ def router(
     from harness.engines.teachers import check_teachers
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever
-    from harness.machine.descriptors import raise_descriptor_limit
-    from harness.machine.memory import settle
+    from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.store.connect import open_store
 
     raise_descriptor_limit()

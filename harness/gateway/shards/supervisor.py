@@ -19,8 +19,7 @@ import msgspec
 
 from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.shard_client import ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.group_reaper import signal_group
 from harness.machine.log import get_logger

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.cli.installation.packages import EXTRAS
+from harness.cli.installation.probes import EXTRAS
 from tests.harness_command import Ended, harness
 
 

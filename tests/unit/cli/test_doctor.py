@@ -3,8 +3,7 @@
 import threading
 import tomllib
 
-from harness.cli.installation.packages import EXTRAS
-from harness.cli.installation.probes import ask_all
+from harness.cli.installation.probes import EXTRAS, ask_all
 from harness.machine.findings import Finding, Level
 from tests.checkout import ROOT
 

@@ -25,7 +25,7 @@ import psutil
 import uvloop
 
 from bench.tool_loop.processes import ServerProcess, child_process, forget_most_memory, memory_bytes
-from harness.machine.memory import settle
+from harness.machine.this_process import settle
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.manager import SessionManager

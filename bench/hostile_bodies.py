@@ -35,7 +35,7 @@ from bench.tool_loop.processes import cpu_s, forget_most_memory, memory_bytes
 from harness.dialects.model_request import seal
 from harness.dialects.request_limits import RequestLimits
 from harness.engines.scripted import Script, ScriptedEngine
-from harness.machine.memory import settle
+from harness.machine.this_process import settle
 from harness.server.serving import SWITCH_S
 from harness.server.settings import ServerSettings
 from harness.server.telemetry.logging import configure_logging

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from harness._version import __version__
-from harness.cli.installation.packages import DISTRIBUTION, EXTRAS
+from harness.cli.installation.probes import DISTRIBUTION, EXTRAS
 from harness.machine.uv import find_uv
 
 PYTHONS = ("3.11", "3.12", "3.13")

@@ -80,8 +80,7 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     """As `harness serve` runs it, logs to a file included."""
     from harness.engines.base import LogprobScale
     from harness.engines.remote.sglang import SGLangTokenProvider
-    from harness.machine.descriptors import raise_descriptor_limit
-    from harness.machine.memory import settle
+    from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.serving import SWITCH_S, serve
     from harness.server.settings import ServerSettings
     from harness.server.store.connect import open_store

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -11,7 +11,9 @@ from typing import IO, NamedTuple
 
 from harness.errors import LaneError
 from harness.machine.deadlines import to_the_end, within
+from harness.machine.group_reaper import signal_group
 from harness.machine.inherited_variables import for_installers
+from harness.machine.process_group import reap
 from harness.machine.watchdog import Watchdog
 
 _GRACE_S = 2.0
@@ -24,9 +26,16 @@ class Ended(NamedTuple):
 
 
 async def run(
-    *command: str, deadline_s: float | None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *command: str,
+    deadline_s: float | None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    ends_children: bool = False,
 ) -> Ended:
-    """Run a program. `env` replaces the variables of an installer. Raises `LaneError` after `deadline_s`."""
+    """Run a program. `env` replaces the variables of an installer. Raises `LaneError` after `deadline_s`.
+
+    `ends_children` kills what is left of its process group after success, too.
+    """
     async with AsyncExitStack() as stack:
         watchdog = Watchdog()
         stack.push_async_callback(watchdog.close)
@@ -47,10 +56,17 @@ async def run(
             async with asyncio.timeout(deadline_s):
                 code = await process.wait()
         except TimeoutError:
-            raise late_error(command, deadline_s) from None
+            assert deadline_s is not None
+            words = " ".join((Path(command[0]).name, *command[1:]))
+            raise LaneError(
+                f"`{words}` did not end within {deadline_s:g} s; see that the package index answers, and try again"
+            ) from None
         finally:
             if process.returncode is None:
                 await to_the_end(_end(process))
+            elif ends_children:
+                signal_group(process.pid, signal.SIGKILL)
+                reap(process.pid)
             watchdog.forget(process.pid)
         return Ended(code, _text_of(output), _text_of(messages))
 
@@ -67,12 +83,3 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _text_of(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def late_error(command: Sequence[str], deadline_s: float | None) -> LaneError:
-    """Return the error of a command that did not end."""
-    assert deadline_s is not None
-    words = " ".join((Path(command[0]).name, *command[1:]))
-    return LaneError(
-        f"`{words}` did not end within {deadline_s:g} s; see that the package index answers, and try again"
-    )

@@ -1,15 +1,12 @@
 """uv and pip. Building a package runs its code, so installers get no token of ours."""
 
-import os
 import shutil
-import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
 
 from harness.errors import HarnessError, LaneError
-from harness.machine.inherited_variables import for_installers
-from harness.machine.program import Ended, late_error, run
+from harness.machine.program import Ended, run
 
 _TAIL_LINES = 25
 
@@ -37,17 +34,6 @@ def pip_command() -> list[str]:
 async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
     """Return uv's output, stripped. Raises `failure`, or `LaneError` for a timeout."""
     return _require_success(arguments, await run(find_uv(), *arguments, deadline_s=deadline_s), failure)
-
-
-def run_uv_blocking(*arguments: str, deadline_s: float) -> str:
-    """Do as `run_uv`, without a loop."""
-    command = [find_uv(), *arguments]
-    environment = for_installers(os.environ)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        raise late_error(command, deadline_s) from None
-    return _require_success(arguments, Ended(done.returncode, done.stdout, done.stderr), LaneError)
 
 
 async def try_uv(*arguments: str, deadline_s: float) -> Ended:

@@ -15,9 +15,9 @@ from harness.engines.repeat_guard import SignalCheck, choose_guard, object_key_i
 from harness.errors import ScenarioError
 from harness.machine.asgi import HangingUpServer, answering, listening, stop_at_signals
 from harness.machine.clock import Clock
-from harness.machine.descriptors import descriptor_limit
 from harness.machine.http_bounds import ConnectionBounds, ServerConnections
 from harness.machine.log import get_logger
+from harness.machine.this_process import descriptor_limit
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.housekeeping import forget_closed_sessions, repeat

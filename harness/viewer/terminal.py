@@ -7,6 +7,7 @@ and bidirectional marks. Colors only repeat words, so a pipe loses nothing.
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from shlex import join
 from typing import ParamSpec
 
@@ -23,6 +24,7 @@ from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
 from harness.viewer.damaged_run import say_missing
+from harness.viewer.live.live_reading import LiveSessions
 from harness.viewer.problems import find_problems
 from harness.viewer.run_view import SHORT_ID, RunView, SessionLine, inheritance_facts, walk_families
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
@@ -340,3 +342,18 @@ def missing_sentences(sentences: Sequence[str]) -> Iterator[RenderableType]:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+_COLORS = {"engine": "green", "held": "yellow", "queued": "yellow", "tool": "cyan"}
+
+
+def live_table(live: LiveSessions, *, most: int | None = None, name_width: int | None = None) -> Table:
+    """Render a row for each of the first `most` sessions, with the server's words made printable."""
+    rows = empty_table("session", "state", numbers=("turns", "in flight", "tokens", "tokens/s"))
+    # A terminal is drawn by another thread than the one that looks.
+    for name, each in islice(live.sessions.items(), most):
+        rate = live.rates.get(name)
+        state = Text(printable(each.state), style=_COLORS.get(each.state, ""))
+        numbers = (f"{each.turns:,}", f"{each.turns_in_flight}", f"{each.tokens:,}")
+        rows.add_row(Text(printable(name)[:name_width]), state, *numbers, "-" if rate is None else f"{rate:.0f}")
+    return rows

@@ -192,7 +192,7 @@ async def test_no_route_of_a_server_gives_an_agent_what_is_not_its_own(tmp_path:
 
 async def test_no_route_of_a_router_gives_an_agent_what_is_not_its_own(tmp_path: Path) -> None:
     """`harness router`: its verbs, and whatever is the gateway's."""
-    gateway_program("smg", print)  # installed before the clock of the router runs
+    await gateway_program("smg", print)  # installed before the clock of the router runs
     own = [route for route in await routes_of_a_session_server() if route[1].startswith("/sessions")]
     verbs = [(method, path) for path, verb in VERBS.items() for method in verb.methods]
     read = [

@@ -1,5 +1,6 @@
 """The first hour of somebody who has a fresh environment with the extra `run`, and nothing else of ours."""
 
+import asyncio
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.uv import run_uv_blocking
+from harness.machine.uv import run_uv
 from tests.checkout import ROOT
 from tests.toy_model import write_toy_model
 
@@ -38,8 +39,8 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 def _prefix(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment in which somebody has said `pip install 'session-harness[run]'`."""
     prefix = tmp_path_factory.mktemp("fresh") / "venv"
-    run_uv_blocking("venv", "--python", sys.executable, str(prefix), deadline_s=INSTALL_S)
-    run_uv_blocking("pip", "install", "--python", str(prefix / "bin/python"), f"{wheel}[run]", deadline_s=INSTALL_S)
+    asyncio.run(run_uv("venv", "--python", sys.executable, str(prefix), deadline_s=INSTALL_S))
+    asyncio.run(run_uv("pip", "install", "--python", str(prefix / "bin/python"), f"{wheel}[run]", deadline_s=INSTALL_S))
     return prefix
 
 
@@ -64,7 +65,7 @@ def _call(prefix: Path, tmp_path: Path) -> Call:
 
 def test_the_install_brings_nothing_heavy(prefix: Path) -> None:
     """A handful of packages, none of them an engine, a learner or a plot."""
-    listed = run_uv_blocking("pip", "list", "--python", str(prefix / "bin/python"), "--format=json", deadline_s=60)
+    listed = asyncio.run(run_uv("pip", "list", "--python", str(prefix / "bin/python"), "--format=json", deadline_s=60))
     names = {package["name"].lower() for package in json.loads(listed)}
 
     assert "session-harness" in names

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.clean_environments import MEGABYTE, check, measure
-from harness.cli.installation.packages import EXTRAS
+from harness.cli.installation.probes import EXTRAS
 from harness.gateway.router.gateway_program import GatewayProgram
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes

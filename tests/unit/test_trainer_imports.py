@@ -31,7 +31,7 @@ from harness import Outcome, Rollout, Sample, SessionServerAddress, read_samples
 from harness.training import Collector, Pack, SegmentMaker, SessionSource, StepPipeline
 """
 
-ADAPTERS = ("areal.workflow", "miles.generate", "miles.rollout_function", "slime.convert", "verl.agent_loop")
+ADAPTERS = ("areal.workflow", "miles.generate", "slime.convert", "verl.agent_loop")
 
 
 @pytest.mark.parametrize("code", [NAMES, *(f"import harness.adapters.{each}" for each in ADAPTERS)])

@@ -1,4 +1,8 @@
-"""miles' generate function over a session server. A failed rollout is an ABORTED sample; wrong settings raise."""
+"""miles' generate and rollout functions over a session server.
+
+A failed rollout is an ABORTED sample; wrong settings raise. miles gives arguments to a generate function only with the
+first sample, where an error costs every sample, so the rollout function checks the setup first.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,10 +11,9 @@ from typing import Any
 from uuid import uuid4
 
 from harness.adapters.agents import LoadFunction
-from harness.adapters.miles.agents import make_task
-from harness.adapters.miles.rollouts import MilesRollouts
+from harness.adapters.miles.rollouts import MilesRollouts, find_agent, make_task
 from harness.adapters.miles.samples import STAMPS, aborted_sample, require_fields, samples_of
-from harness.adapters.miles.settings import MilesSettings, add_arguments
+from harness.adapters.miles.settings import MilesSettings, add_arguments, read_settings
 from harness.adapters.trainer_sessions import rollout_directory
 from harness.errors import AdapterError
 from harness.machine.log import get_logger
@@ -123,3 +126,32 @@ def _rollouts_of(state: Any, load: LoadFunction) -> MilesRollouts:
 def _rollouts_with(args: Any) -> list[MilesRollouts]:
     loop = asyncio.get_running_loop()
     return [rollouts for rollouts in _of_state.values() if rollouts.args is args and rollouts.loop is loop]
+
+
+GENERATE = "harness.adapters.miles.Generate"
+
+
+class RolloutFn:
+    """miles' `InferenceRolloutFn`. Raises `AdapterError` for settings that `Generate` refuses."""
+
+    def __init__(self, given: Any) -> None:
+        args = given.args
+        if args.custom_generate_function_path != GENERATE:
+            raise AdapterError(
+                f"--custom-generate-function-path: expected {GENERATE}, got {args.custom_generate_function_path}"
+            )
+        from miles.rollout.inference_rollout.inference_rollout_common import InferenceRolloutFn
+        from miles.utils.misc import load_function
+
+        find_agent(read_settings(args), load_function)
+        self._load = load_function
+        self._miles = InferenceRolloutFn(given)
+
+    async def __call__(self, given: Any) -> Any:
+        """Run miles' rollout function.
+
+        The first call raises if no rollout could run: `SessionServerError` for a silent server, `AgentError` for a
+        broken program, `AdapterError` for another version. Later failures cost single samples.
+        """
+        await open_rollouts(self._miles.state, self._load)
+        return await self._miles(given)

@@ -1,45 +1,119 @@
-"""Probes of `harness doctor` for this machine, besides packages.
+"""Probes of `harness doctor` for this machine, run all at once with a time limit.
 
-They start no program and contact no other machine. `harness agent doctor` checks agents, `harness engine doctor` engine
-servers.
+They start no program, leave nothing behind and contact no other machine. Each runs in a thread, because it may hang in
+the operating system (a cache on a dead file server). The command then ends without it.
 """
 
 import os
 import platform
 import shutil
 import socket
-import sqlite3
 import sys
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import closing
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
-from urllib.request import getproxies_environment, proxy_bypass
+from typing import TYPE_CHECKING, NamedTuple
 
 import harness
-from harness.cli.installation.packages import examine_packages
-from harness.cli.installation.probing import Probe, Scratch
 from harness.errors import LaneError
 from harness.machine.findings import Finding, Level
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+DISTRIBUTION = "session-harness"
+
+EXTRAS: Mapping[str, str] = {
+    "run": "agents, engines and gateways that the harness installs; routers, shards, faults of the network",
+    "local": "the local engine, on this machine's CPU or GPU",
+    "learner": "`harness train` with the learner that is shipped",
+    "otel": "spans for OpenTelemetry (`--otlp`)",
+    "parquet": "samples as Parquet files",
+    "ray": "rollouts on the nodes of a Ray cluster",
+    "renderers": "model families whose chat templates rewrite history",
+    "plots": "charts of `harness report --plots`",
+    "tensorboard": "`--report tensorboard` of `harness train`",
+    "wandb": "`--report wandb` of `harness train`",
+    "trackio": "`--report trackio` of `harness train`",
+}
+"""Purpose of each extra; `dev` and `docs` are for contributors."""
+
+
+class _Installed(NamedTuple):
+    versions: list[str]
+    missing: list[str]
+    """Requirements without a package."""
+    others: list[str]
+    """Packages at another version than required."""
+
+
+def examine_packages() -> list[Finding]:
+    from packaging.requirements import Requirement
+
+    try:
+        stated = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        step = f"pip install {DISTRIBUTION}, or `pip install -e .` in a checkout"
+        return [Finding("packages", Level.WARN, "this harness is a folder that is not installed", step)]
+    all_of_them = [Requirement(each) for each in stated]
+    base = _look_up(each for each in all_of_them if each.marker is None or each.marker.evaluate({"extra": ""}))
+    wrong = [*(f"{each} is missing" for each in base.missing), *base.others]
+    step = f"pip install --upgrade {DISTRIBUTION}" if wrong else ""
+    found = "; ".join(wrong) or ", ".join(base.versions)
+    findings = [Finding("packages", Level.FAIL if wrong else Level.OK, found, step)]
+    for extra, purpose in EXTRAS.items():
+        of_extra = [each for each in all_of_them if _is_of(each, extra)]
+        findings.append(_examine_extra(extra, purpose, _look_up(of_extra)))
+    return findings
+
+
+def _examine_extra(extra: str, purpose: str, installed: _Installed) -> Finding:
+    name, step = f"extra {extra}", f"pip install '{DISTRIBUTION}[{extra}]'"
+    if installed.missing:
+        return Finding(name, Level.OK, f"not installed; for {purpose}: {step}")
+    if installed.others:
+        return Finding(name, Level.WARN, f"for {purpose}: {'; '.join(installed.others)}", step)
+    return Finding(name, Level.OK, f"{', '.join(installed.versions)}; for {purpose}")
+
+
+def _is_of(requirement: "Requirement", extra: str) -> bool:
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+
+
+def _look_up(requirements: "Iterable[Requirement]") -> _Installed:
+    installed = _Installed([], [], [])
+    for each in requirements:
+        try:
+            version = metadata.version(each.name)
+        except metadata.PackageNotFoundError:
+            installed.missing.append(str(each).partition(";")[0].strip())
+            continue
+        if each.specifier.contains(version, prereleases=True):
+            installed.versions.append(f"{each.name} {version}")
+        else:
+            installed.others.append(f"expected {each.name}{each.specifier}, there is {version}")
+    return installed
+
+
+Probe = Callable[[], list[Finding]]
+
 _LOOPBACK = "127.0.0.1"
 _ANSWER_S = 2.0
-_WALK_S = 2.0
-"""Time to measure the cache, which may have a hundred thousand files."""
 _GIB = 1 << 30
 _NEEDED_BYTES = 5 * _GIB
 """Size of an engine's environment, the largest thing in the cache."""
-_SKEW_S = 60.0
 _SYSTEMS = frozenset({("Linux", "x86_64"), ("Linux", "aarch64")})
 
 
-def _examine_python(_: Scratch) -> list[Finding]:
+def _examine_python() -> list[Finding]:
     version = f"{platform.python_implementation()} {platform.python_version()}, {sys.executable}"
     return [Finding("python", Level.OK, f"{version}; harness {harness.__version__}, {Path(harness.__file__).parent}")]
 
 
-def _examine_platform(_: Scratch) -> list[Finding]:
+def _examine_platform() -> list[Finding]:
     here = (platform.system(), platform.machine())
     found = f"{platform.platform(terse=True)}, {here[1]}, {os.cpu_count()} cores"
     if here in _SYSTEMS:
@@ -48,90 +122,23 @@ def _examine_platform(_: Scratch) -> list[Finding]:
     return [Finding("platform", Level.WARN, f"{found}: no agents from npm, no `harness engine up sglang|vllm`", step)]
 
 
-def _examine_cache(scratch: Scratch) -> list[Finding]:
-    """Check writing, space, and SQLite's log with its locks, on the cache's file system."""
+def _examine_cache() -> list[Finding]:
     from harness.machine.cache import cache_directory
 
     cache = cache_directory()
-    elsewhere = "point HARNESS_CACHE to a directory that can be written"
-    try:
-        there = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
-        folder = scratch.make(there)
-    except OSError as error:
-        return [Finding("cache", Level.FAIL, f"{cache} cannot be written: {error.strerror or error}", elsewhere)]
+    there = next(folder for folder in (cache, *cache.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        step = "point HARNESS_CACHE to a directory that can be written"
+        return [Finding("cache", Level.FAIL, f"{cache} cannot be written", step)]
     free = shutil.disk_usage(there).free
-    size = f"{cache}, {_size(cache)}" if cache.exists() else f"{cache}, created when first used"
-    found = f"{size}; {free / _GIB:.1f} GiB free"
+    found = f"{cache}{'' if cache.exists() else ', created when first used'}; {free / _GIB:.1f} GiB free"
     if free < _NEEDED_BYTES:
         few = f"; an engine's environment takes {_NEEDED_BYTES // _GIB} GiB"
-        space = Finding("cache", Level.WARN, found + few, "free some space, or point HARNESS_CACHE elsewhere")
-    else:
-        space = Finding("cache", Level.OK, found)
-    return [space, _examine_sqlite(folder / "sessions.db"), _examine_clock(folder)]
+        return [Finding("cache", Level.WARN, found + few, "free some space, or point HARNESS_CACHE elsewhere")]
+    return [Finding("cache", Level.OK, found)]
 
 
-def _size(cache: Path) -> str:
-    until, total, folders = time.monotonic() + _WALK_S, 0, [os.fspath(cache)]
-    while folders and time.monotonic() < until:
-        try:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except OSError:  # it is gone, or belongs to another user
-            continue
-    return f"{'more than ' if folders else ''}{total / _GIB:.1f} GiB used"
-
-
-def _examine_sqlite(store: Path) -> Finding:
-    """Check that two connections share a database with a write-ahead log, as a store and its readers do."""
-    name = f"SQLite {sqlite3.sqlite_version}"
-    step = "keep --store, --out and HARNESS_CACHE on a disk of this machine: file servers lack locks and shared memory"
-    try:
-        with closing(sqlite3.connect(store, timeout=_ANSWER_S)) as writer, closing(sqlite3.connect(store)) as reader:
-            [mode] = writer.execute("PRAGMA journal_mode = WAL").fetchone()
-            writer.execute("CREATE TABLE probe (value)")
-            writer.execute("INSERT INTO probe VALUES (1)")
-            writer.commit()
-            read = reader.execute("SELECT value FROM probe").fetchall()
-    except sqlite3.Error as error:
-        return Finding("sqlite", Level.FAIL, f"{name}: no database in {store.parent.parent}: {error}", step)
-    if mode != "wal" or read != [(1,)]:
-        return Finding("sqlite", Level.FAIL, f"{name}: no write-ahead log in {store.parent.parent}, but {mode}", step)
-    return Finding("sqlite", Level.OK, f"{name}, with a write-ahead log in {store.parent.parent}")
-
-
-def _examine_clock(folder: Path) -> Finding:
-    """Check that the clock is later than the installation, and equal to the file system's."""
-    now = time.time()
-    said = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
-    installed = Path(harness.__file__).stat().st_mtime
-    skew = folder.stat().st_mtime - now
-    step = "set the clock, by NTP for example: certificates and deadlines depend on it"
-    if now < installed - _SKEW_S:
-        return Finding("clock", Level.WARN, f"it is {said}, before this harness was installed", step)
-    if abs(skew) > _SKEW_S:
-        return Finding("clock", Level.WARN, f"it is {said}; files made now are {skew:+.0f} s from it", step)
-    return Finding("clock", Level.OK, said)
-
-
-def _examine_tokenizer(scratch: Scratch) -> list[Finding]:
-    """Check that a tokenizer opens and round-trips: the one of `harness demo`, a few kilobytes."""
-    from harness.lab.models.small_tokenizer import write_small_tokenizer
-    from harness.tokens.model_family import open_chat_tokenizer
-
-    chat = open_chat_tokenizer(write_small_tokenizer(scratch.make() / "tokenizer"))
-    text = "größer 猜"
-    ids = chat.tokenizer.encode(text)
-    if chat.tokenizer.decode(ids) != text:
-        step = "pip install --force-reinstall tokenizers"
-        return [Finding("tokenizer", Level.FAIL, f"{text!r} does not come back from its ids", step)]
-    return [Finding("tokenizer", Level.OK, "the one of `harness demo` opens")]
-
-
-def _examine_loopback(_: Scratch) -> list[Finding]:
+def _examine_loopback() -> list[Finding]:
     try:
         with (
             socket.create_server((_LOOPBACK, 0)) as server,
@@ -149,25 +156,7 @@ def _examine_loopback(_: Scratch) -> list[Finding]:
     return [Finding("loopback", Level.OK, f"{_LOOPBACK} can be listened to and reached")]
 
 
-def examine_proxy_of(proxies: Mapping[str, str]) -> Finding:
-    """Check whether `proxies`, by scheme, would catch requests to this machine. Never shows their URLs: secrets."""
-    caught = [scheme for scheme in ("http", "all") if proxies.get(scheme)]
-    if not caught:
-        return Finding("proxy", Level.OK, "none for http")
-    hosts = [host for host in (_LOOPBACK, "localhost") if not proxy_bypass(host, dict(proxies))]
-    names = ", ".join(f"{scheme.upper()}_PROXY" for scheme in caught)
-    if not hosts:
-        return Finding("proxy", Level.OK, f"{names}, with this machine exempt")
-    return Finding(
-        "proxy",
-        Level.WARN,
-        f"{names} intercepts requests to {' and '.join(hosts)} from curl and a trainer's own clients; the harness and"
-        " its agents bypass it",
-        f"export NO_PROXY={_LOOPBACK},localhost",
-    )
-
-
-def _examine_installers(_: Scratch) -> list[Finding]:
+def _examine_installers() -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
     from harness.machine.uv import find_uv
     from harness.rollouts.agents.install import NODE_VERSION, agents_directory
@@ -190,7 +179,7 @@ def _examine_installers(_: Scratch) -> list[Finding]:
     return [found, Finding("node", Level.WARN, f"no npm on PATH, which installs {of_node}", step)]
 
 
-def _examine_engines(_: Scratch) -> list[Finding]:
+def _examine_engines() -> list[Finding]:
     from harness.lab.lanes import INSTALLED
     from harness.lab.lanes.environment import Requirements, own_python, require_no_gpu
 
@@ -216,10 +205,29 @@ PROBES: Mapping[str, Probe] = {
     "python": _examine_python,
     "platform": _examine_platform,
     "packages": examine_packages,
-    "tokenizer": _examine_tokenizer,
     "cache": _examine_cache,
     "loopback": _examine_loopback,
-    "proxy": lambda _: [examine_proxy_of(getproxies_environment())],
     "installers": _examine_installers,
     "engines": _examine_engines,
 }
+
+
+def ask_all(probes: Mapping[str, Probe], deadline_s: float) -> list[Finding]:
+    """Return the findings of all `probes`, in order, within `deadline_s`. A late or broken probe becomes a finding."""
+    found: dict[str, list[Finding]] = {}
+
+    def ask(name: str, probe: Probe) -> None:
+        try:
+            found[name] = probe()
+        except Exception as error:  # noqa: BLE001  # any error is a finding
+            found[name] = [Finding(name, Level.FAIL, f"{type(error).__name__}: {error}")]
+
+    until = time.monotonic() + deadline_s
+    threads = [threading.Thread(target=ask, args=item, daemon=True, name=item[0]) for item in probes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    step = "the machine is busy, or a file system or device hangs: try again"
+    late = f"no answer within {deadline_s:g} s"
+    return [each for name in probes for each in found.get(name, [Finding(name, Level.WARN, late, step)])]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import options, output
-from harness.cli.look.source import Server, Where, open_source
+from harness.cli.look.show import Server, Where, open_source
 from harness.errors import RunError
 
 if TYPE_CHECKING:

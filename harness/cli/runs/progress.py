@@ -21,7 +21,6 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.cli import output
-from harness.cli.live_table import live_table
 from harness.errors import Cause, HarnessError
 from harness.rollouts.client.session_server import SessionSummary
 from harness.server.telemetry.printable import printable
@@ -30,6 +29,7 @@ from harness.suite.record.rollout_table import RolloutRecord
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.scenarios.plan import PlannedRollout
 from harness.viewer.live.live_reading import LiveSessions
+from harness.viewer.terminal import live_table
 
 if TYPE_CHECKING:
     from harness.suite.run.report import RunReport

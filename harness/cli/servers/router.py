@@ -1,5 +1,6 @@
 """`harness router`: an SGLang router that also serves sessions."""
 
+import asyncio
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,8 +60,7 @@ def router(
     from harness.engines.teachers import check_teachers
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever
-    from harness.machine.descriptors import raise_descriptor_limit
-    from harness.machine.memory import settle
+    from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.store.connect import open_store
 
     raise_descriptor_limit()
@@ -78,7 +78,7 @@ def router(
     routing.check()
     check_teachers(settings.teachers, *(f"sglang={url}" for url in (*routing.worker_urls, router_url or "") if url))
     chat_tokenizer = server.open_tokenizer(None if model is None else fetch(model))
-    program = gateway_program(gateway, output.say) if router_url is None else None
+    program = asyncio.run(gateway_program(gateway, output.say)) if router_url is None else None
 
     def announce(running: "RunningServer", front: "Gateway") -> None:
         settle()  # the sessions that were restored stay, too

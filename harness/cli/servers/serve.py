@@ -43,7 +43,7 @@ def serve_shards(
 
     require_package("aiohttp", "run", "--shards")
     from harness.gateway.shards.serving import serve_shards_forever
-    from harness.machine.descriptors import raise_descriptor_limit
+    from harness.machine.this_process import raise_descriptor_limit
 
     named = EngineName.parse(engine)
     if not (named.urls or named.plays_script):
@@ -145,8 +145,7 @@ def serve(
     from harness.engines.base import ContinuesAtEntry
     from harness.engines.connect import EngineName, open_engine
     from harness.engines.teachers import check_teachers
-    from harness.machine.descriptors import raise_descriptor_limit
-    from harness.machine.memory import settle
+    from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.serving import Around, alone, serve_forever
     from harness.server.store.connect import open_store
 

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from harness.machine.descriptors import descriptor_limit
 from harness.machine.named_address import CONNECT_S, NamedAddress
+from harness.machine.this_process import descriptor_limit
 
 _CLOSE_S = 2.0
 _KEEP_ALIVE_S = 4.0  # uvicorn closes idle connections after 5 s; a request on a closing connection would be lost

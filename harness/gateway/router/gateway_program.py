@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 import server_patch
 from harness.errors import ScenarioError
-from harness.machine.cache import cache_directory, install, staging, storage_error
-from harness.machine.locks import hold_lock
-from harness.machine.uv import run_uv_blocking
+from harness.machine.cache import building, cache_directory
+from harness.machine.uv import run_uv
 from server_patch.router.gateway import GatewayKind
 
 _INSTALL_S = 600.0
@@ -23,8 +22,8 @@ class GatewayProgram(NamedTuple):
     executable: Path
 
 
-def gateway_program(name: str, say: Say) -> GatewayProgram:
-    """Return the gateway `name`, installed if missing. Blocks. Raises `ScenarioError`, `LaneError` or `ModelError`."""
+async def gateway_program(name: str, say: Say) -> GatewayProgram:
+    """Return the gateway `name`, installed if missing. Raises `ScenarioError`, `LaneError` or `ModelError`."""
     try:
         kind = GatewayKind(name)
     except ValueError:
@@ -32,22 +31,10 @@ def gateway_program(name: str, say: Say) -> GatewayProgram:
     requirements = Path(server_patch.__path__[0]) / "environments" / f"{kind}.txt"
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode() + requirements.read_bytes()).hexdigest()[:16]
     target = cache_directory() / "gateways" / f"{kind}-{digest}"
-    try:
-        lock = target.with_name(f"{target.name}.lock")
-        with hold_lock(lock, on_wait=lambda: say(f"waiting for another process that installs {kind}")):
-            if not target.exists():
-                say(f"installing {kind} into {target} (once, about 120 MB)")
-                _build(requirements, target)
-    except OSError as error:
-        raise storage_error(target.parent, error) from error
+    async with building(target, say) as built:
+        if built is not None:
+            say(f"installing {kind} into {target} (once, about 120 MB)")
+            await run_uv("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
+            options = ("--python", str(built / "bin" / "python"), "--requirement", str(requirements))
+            await run_uv("pip", "install", *options, deadline_s=_INSTALL_S)
     return GatewayProgram(kind, target / "bin" / str(kind))
-
-
-def _build(requirements: Path, target: Path) -> None:
-    with staging(target) as scratch:
-        built = scratch / "built"
-        python = str(built / "bin" / "python")
-        run_uv_blocking("venv", "--relocatable", "--python", sys.executable, str(built), deadline_s=_INSTALL_S)
-        options = ("--python", python, "--requirement", str(requirements))
-        run_uv_blocking("pip", "install", *options, deadline_s=_INSTALL_S)
-        install(built, target, scratch)

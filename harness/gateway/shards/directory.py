@@ -17,8 +17,7 @@ import msgspec
 from harness.decoding import read_json
 from harness.errors import CannotListen, ScenarioError, StoreError
 from harness.machine.disk import sync
-from harness.machine.process_group import end_group
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName, end_group
 
 _RECORD = "shards.json"
 _GRACE_S = 2.0

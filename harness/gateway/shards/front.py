@@ -26,8 +26,7 @@ from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front_sessions import FrontSessions
 from harness.gateway.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
 from harness.gateway.shards.shard import ENGINES_PATH
-from harness.gateway.shards.shard_client import VERB_S, ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import VERB_S, ShardClient, ShardClients
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import is_operator

@@ -25,8 +25,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from harness.errors import ClientLeft, HarnessError, Misdirected, ShardLost, ShardUnavailable
 from harness.gateway.shards.placement import Wish, read_wish
-from harness.gateway.shards.shard_client import VERB_S, ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import VERB_S, ShardClient, ShardClients
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import credential, require_admin
 from harness.server.http.connection import Callers, ClientConnection

@@ -14,8 +14,7 @@ import aiohttp
 from harness.errors import ShardUnavailable
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
-from harness.gateway.shards.shard_client import VERB_S, ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import VERB_S, ShardClient, ShardClients
 from harness.gateway.shards.supervisor import StartShard, Supervisor
 from harness.machine.asgi import HangingUpServer, answering, listening, stop_at_signals
 from harness.machine.http_bounds import ServerConnections

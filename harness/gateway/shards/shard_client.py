@@ -1,4 +1,4 @@
-"""A front's link to one shard: its address, gate state, and counts.
+"""A front's links to its shards, each with address, gate state, and counts, and requests to all of them at once.
 
 The front sends its gate state on every change and once a second. A shard *serves* once it has answered the last state.
 Until then the front retries, places no session there, and each verb waits for its deadline and reports a problem.
@@ -6,10 +6,10 @@ Until then the front retries, places no session there, and each verb waits for i
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -25,11 +25,13 @@ from harness.gateway.shards.desired_state import (
     desired_state_of,
 )
 from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.placement import choose_shard
 from harness.gateway.shards.shard import STATE_PATH
 from harness.machine.deadlines import not_in_time, read_end, within
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
+from harness.sessions.shard_ids import ShardPlace, find_shard
 
 # Less than a third of the 10 s of one `GateClient` attempt, so that a hanging shard does not delay the others.
 VERB_S = 2.5
@@ -225,3 +227,73 @@ class ShardClient:
         for session_id in list(self.orphans):
             (await self.ask("DELETE", f"/sessions/{session_id}")).require()
             self.orphans.discard(session_id)
+
+
+class ShardAnswers(NamedTuple, Generic[_T]):
+    answers: dict[int, _T]
+    problems: tuple[str, ...]
+    """A line for each shard that failed."""
+
+    @property
+    def some(self) -> list[_T]:
+        """Nonempty results. Raises `ShardUnavailable` if every shard failed."""
+        if not self.answers:
+            raise ShardUnavailable(f"all shards failed: {'; '.join(self.problems)}")
+        return list(self.answers.values())
+
+
+class ShardClients:
+    def __init__(self, links: Sequence[ShardClient]) -> None:
+        self._links = links
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[ShardClient]:
+        return iter(self._links)
+
+    def place_of(self, number: int) -> ShardPlace:
+        return ShardPlace(number, len(self))
+
+    def find(self, digits: str) -> ShardClient:
+        """Return the shard of a session id, or of a key without its prefix."""
+        return self._links[find_shard(digits, len(self))]
+
+    def choose(self, only: int | None) -> ShardClient | None:
+        """Return the shard for a new session, which is `only` if given, or None if none serves."""
+        loads = {link.number: link.load for link in self._links if only in (None, link.number)}
+        number = choose_shard({number: load for number, load in loads.items() if load is not None})
+        return None if number is None else self._links[number]
+
+    async def fetch(
+        self, kind: type[_T], seconds: float, path: str, body: bytes | None = None, *, also: int = HTTPStatus.OK
+    ) -> ShardAnswers[_T]:
+        """GET `path` from each shard, or POST `body` there; for `kind` and `also` see `ShardAnswer.read`."""
+
+        async def ask(link: ShardClient) -> _T:
+            return (await link.ask("GET" if body is None else "POST", path, body)).read(kind, also)
+
+        return await self.ask(ask, seconds)
+
+    async def ask(self, call: Callable[[ShardClient], Awaitable[_T]], seconds: float) -> ShardAnswers[_T]:
+        """Call `call` for each link, for at most `seconds`."""
+
+        async def ask(link: ShardClient) -> _T | str:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await call(link)
+            except TimeoutError:
+                return not_in_time(seconds)
+            except HarnessError as error:
+                return error.message
+
+        found = await asyncio.gather(*map(ask, self._links))
+        said = dict(zip((link.number for link in self._links), found, strict=True))
+        problems = tuple(
+            answer if answer.startswith(f"shard {number}") else f"shard {number}: {answer}"
+            for number, answer in said.items()
+            if isinstance(answer, str)
+        )
+        return ShardAnswers(
+            {number: answer for number, answer in said.items() if not isinstance(answer, str)}, problems
+        )

@@ -20,13 +20,11 @@ import msgspec
 from harness.decoding import read_json
 from harness.errors import CannotListen, HarnessError, ScenarioError, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.shard_client import ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.group_reaper import signal_group
 from harness.machine.log import get_logger
-from harness.machine.process_group import is_gone
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName, is_gone
 from harness.machine.watchdog import Watchdog
 from harness.sessions.gate import Gate
 from server_patch.background import running

@@ -13,7 +13,7 @@ import msgspec
 from harness.decoding import read_json
 from harness.errors import LaneError
 from harness.lab.lanes.spec import LaneEngine
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName
 
 _STATE = "state.json"
 _LOG = "server.log"

@@ -15,8 +15,7 @@ from uuid import uuid4
 from harness.machine.deadlines import within
 from harness.machine.group_reaper import MARK, signal_group, signal_marked
 from harness.machine.log import get_logger
-from harness.machine.process_group import is_gone, running_members
-from harness.machine.process_name import WAIT_FOR_START, WAIT_FOR_TERMINAL
+from harness.machine.process_group import WAIT_FOR_START, WAIT_FOR_TERMINAL, is_gone, running_members
 from harness.machine.watchdog import Watchdog
 from harness.rollouts.agents.log import AgentLog
 

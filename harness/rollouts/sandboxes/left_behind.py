@@ -16,7 +16,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from harness.errors import SandboxFailed
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName
 from harness.rollouts.sandboxes.bwrap import groups_named
 from harness.rollouts.sandboxes.container import BOX_LABEL
 from harness.rollouts.sandboxes.sandbox import CONTAINERS, call

@@ -9,18 +9,15 @@ program runs in the scenario's folder and the harness's environment, and dies wi
 import asyncio
 import hashlib
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from harness._version import __version__
-from harness.errors import ModelError
+from harness.errors import LaneError, ModelError
 from harness.lab.models import resolve_model
 from harness.machine.cache import building, cache_directory, is_intact, silent, write_manifest
-from harness.machine.group_reaper import signal_group
-from harness.machine.process_group import reap
-from harness.machine.watchdog import Watchdog
+from harness.machine.program import run
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.scenarios.folder import SCENARIO_FILE
 
@@ -61,31 +58,13 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 async def _run(program: Path, built: Path, seed: int, deadline_s: float) -> None:
-    watchdog = Watchdog()
+    command, env = (str(program), str(built), "--seed", str(seed)), {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(program), str(built), "--seed", str(seed)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            cwd=program.parent,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,
+        ended = await run(
+            sys.executable, *command, deadline_s=deadline_s, env=env, cwd=program.parent, ends_children=True
         )
-        watchdog.watch(process.pid)
-        try:
-            async with asyncio.timeout(deadline_s):
-                output, _ = await process.communicate()
-        except TimeoutError:
-            raise ModelError(f"{program} made no model within {deadline_s:g} s") from None
-        finally:
-            # Even after success: the program's children may live on.
-            signal_group(process.pid, signal.SIGKILL)
-            await process.communicate()
-            reap(process.pid)
-            watchdog.forget(process.pid)
-    finally:
-        await watchdog.close()
-    if process.returncode:
-        said = output.decode(errors="replace").strip()[-_LAST_WORDS:]
-        raise ModelError(f"{program} made no model, it ended with exit code {process.returncode}: {said}")
+    except LaneError:
+        raise ModelError(f"{program} made no model within {deadline_s:g} s") from None
+    if ended.code:
+        said = (ended.output + ended.messages).strip()[-_LAST_WORDS:]
+        raise ModelError(f"{program} made no model, it ended with exit code {ended.code}: {said}")

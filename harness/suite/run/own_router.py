@@ -23,15 +23,9 @@ async def open_router(
     urls: Sequence[str], chat_tokenizer: ChatTokenizer, settings: ServerSettings, say: Callable[[str], None]
 ) -> AsyncIterator[Routed]:
     """Yield a router, with its own gateway, for `urls`. Raises `LaneError` or `ModelError` when it cannot start."""
-    loop = asyncio.get_running_loop()
-
-    def say_from_thread(text: str) -> None:
-        loop.call_soon_threadsafe(say, text)
-
-    program = await asyncio.to_thread(gateway_program, GatewayKind.SMG, say_from_thread)
     opening = open_routed(
         RouterSettings(worker_urls=tuple(urls), start_timeout_s=_JOIN_S),
-        program,
+        await gateway_program(GatewayKind.SMG, say),
         vocab_size=chat_tokenizer.tokenizer.vocab_size,
         tokenizer=chat_tokenizer.tokenizer,
         admin_token=settings.admin_token,

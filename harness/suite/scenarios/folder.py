@@ -14,7 +14,7 @@ from harness.errors import ScenarioError, TokenizerError
 from harness.lab.models.chat_templates import find_template
 from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
 from harness.machine.cache import sha256_of
-from harness.rollouts.agents.function_file import FunctionFile
+from harness.rollouts.agents.function import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile
 from harness.rollouts.agents.programs import (
     bundled_agent,

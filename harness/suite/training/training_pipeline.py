@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.errors import ScenarioError, StoreFull
 from harness.machine.disk import disk_full, make_way
-from harness.rollouts.agents.function_file import load_named
+from harness.rollouts.agents.function import load_named
 from harness.rollouts.control.abort_report import Keep
 from harness.samples.credit import return_to_go_advantages, rollout_advantages, turn_advantages
 from harness.samples.encoders import SegmentEncoder, WholeSampleEncoder

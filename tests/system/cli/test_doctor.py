@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.cli.installation.packages import EXTRAS
+from harness.cli.installation.probes import EXTRAS
 from tests.harness_command import Ended, harness
 
 
@@ -16,7 +16,7 @@ def test_an_installation_that_works(tmp_path: Path):
     ended = _examine(tmp_path, HARNESS_CACHE=str(tmp_path / "new" / "cache"))
 
     checks = {each["check"]: each for each in ended.document["checks"]}
-    expected = {"python", "packages", "tokenizer", "cache", "sqlite", "clock", "loopback", "proxy", "uv", "node"}
+    expected = {"python", "platform", "packages", "cache", "loopback", "uv", "node"}
     assert expected | {f"extra {extra}" for extra in EXTRAS} <= checks.keys()
     assert {"uv", "node", "engine sglang", "engine vllm", "engine local"} <= checks.keys()
     assert (ended.code, ended.document["ok"]) == (0, True), ended.stdout

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from harness.cli.operate.top import draw
+from harness.cli.operate.ctl import draw
 from harness.engines.scripted import ScriptStep
 from harness.rollouts.client.session_server import (
     SampledBy,

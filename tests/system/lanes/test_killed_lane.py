@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.lab.lanes import LaneSpec, find_lanes
-from harness.machine.process_name import members
+from harness.machine.process_group import members
 from harness.suite.faults.seams import KillableLane
 
 

@@ -19,7 +19,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.errors import LaneError
 from harness.lab.lanes import LaneEngine, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.machine.findings import Level
-from harness.machine.process_name import members
+from harness.machine.process_group import members
 from harness.rollouts.control.weight_workers import reach
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids

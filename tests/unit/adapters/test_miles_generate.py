@@ -13,8 +13,7 @@ import pytest
 
 from harness import __version__
 from harness.adapters.miles import Generate, RolloutFn, abort, close, convert
-from harness.adapters.miles.agents import make_task
-from harness.adapters.miles.rollouts import MilesRollouts
+from harness.adapters.miles.rollouts import MilesRollouts, make_task
 from harness.adapters.miles.settings import NO_LISTS, REFUSALS, SELECTION_DEPRECATED, read_settings
 from harness.adapters.sampling import session_sampling
 from harness.engines.scripted import ScriptedFault, ScriptStep

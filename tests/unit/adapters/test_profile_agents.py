@@ -10,7 +10,7 @@ import pytest
 
 from harness.adapters.areal.trajectory import trajectory_columns
 from harness.adapters.episodes import Episodes, EpisodeSettings
-from harness.adapters.miles.agents import find_agent, make_task
+from harness.adapters.miles.rollouts import find_agent, make_task
 from harness.adapters.miles.settings import read_settings
 from harness.engines.scripted import ScriptStep
 from harness.errors import AdapterError

@@ -15,7 +15,7 @@ import pytest
 from harness.errors import LaneError
 from harness.lab.lanes import INSTALLED, LaneSpec, down, find_lanes, open_lane, start_lane
 from harness.lab.lanes.lane import until_it_generates
-from harness.machine.process_name import members
+from harness.machine.process_group import members
 from tests.session_servers.served import eventually
 
 

@@ -2,7 +2,7 @@
 
 import resource
 
-from harness.machine.descriptors import descriptor_limit, raise_descriptor_limit
+from harness.machine.this_process import descriptor_limit, raise_descriptor_limit
 
 
 def test_a_program_may_open_what_the_system_allows_it():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import ScenarioError
-from harness.rollouts.agents.function_file import FunctionFile
+from harness.rollouts.agents.function import FunctionFile
 
 RIGHT = "async def run(base_url, prompt, request_kwargs, metadata, **kwargs):\n    return {'said': prompt}\n"
 

@@ -137,18 +137,18 @@ def test_a_command_line_that_means_no_gateway_is_refused(settings: RouterSetting
         settings.check()
 
 
-def test_a_gateway_that_nobody_knows_is_refused() -> None:
+async def test_a_gateway_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ScenarioError, match="no gateway 'nginx'; expected one of smg, sglang-router"):
-        gateway_program("nginx", print)
+        await gateway_program("nginx", print)
 
 
-def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An index that does not answer, for example; no sandboxes are left behind."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
     monkeypatch.setattr(gateway_program_module, "_INSTALL_S", 0.001)
 
     with pytest.raises(LaneError, match=r"`uv venv .*` did not end within 0\.001 s; .* try again"):
-        gateway_program("smg", print)
+        await gateway_program("smg", print)
     assert [path.suffix for path in (tmp_path / "gateways").iterdir()] == [".lock"]
 
 

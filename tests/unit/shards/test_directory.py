@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import CannotListen, ScenarioError, StoreError
 from harness.gateway.shards.directory import ShardDirectory
-from harness.machine.process_name import ProcessName
+from harness.machine.process_group import ProcessName
 
 
 def opened(folder: Path, shards: int = 2, port: int = 0) -> ShardDirectory:

@@ -13,8 +13,7 @@ from harness.engines.scripted import ScriptedEngine
 from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
-from harness.gateway.shards.shard_client import ShardClient
-from harness.gateway.shards.shard_clients import ShardClients
+from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings

@@ -8,7 +8,7 @@ from harness.samples.delivery import Selection
 from harness.sessions.record import session_record
 from harness.types import Json
 from harness.viewer.damaged_run import DAMAGE
-from harness.viewer.live.seen_record import SeenRecord
+from harness.viewer.live.live_look import SeenRecord
 from harness.viewer.page.page_data import TokenTable
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
@@ -113,6 +113,10 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
+@example([("drain", "a", 9), ("pause", "b", 9), ("pause", "a", 9), ("release", "a", 0), ("release", "b", 0)])
+@example([("drain", ANONYMOUS, 9), ("pause", ANONYMOUS, 9), ("release", ANONYMOUS, 0), ("release", ANONYMOUS, 0)])
+@example([("pause", "a", 9), ("pause", "a", 2), ("renew", "a", 2), ("wait", "", 5), ("renew", "a", 9), ("wait", "", 4)])
+@example([("pause", ANONYMOUS, 1), ("wait", "", 1), ("pause", ANONYMOUS, 1), ("release", "b", 0)])
 def test_the_gate_is_shut_exactly_while_somebody_holds_it(steps):
     """Against a model that keeps, by holder, what was asked and until when at the latest."""
     gate, now, model, gone, epoch = Gate(), 0, {}, set(), 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.engines.base import LogprobScale, check_request
+from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
@@ -18,7 +19,7 @@ from harness.server.store.sqlite import SQLiteStore
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import GenerationRequest, SamplingParams, Turn, as_ids
-from tests.builders import toy_tokenizer, user
+from tests.builders import assistant, toy_tokenizer, user
 from tests.session_servers.served import Client, Served, eventually, says, serving_with
 
 NOWHERE = Path("/nowhere")
@@ -433,6 +434,35 @@ async def test_scores_of_a_turn_that_goes_on_meanwhile_do_not_meet_its_new_outco
 
     assert after["tokens"] == before["tokens"]
     assert scored_share(after) > 0
+
+
+async def test_a_worker_that_missed_an_update_serves_nobody_until_it_caught_up():
+    """The server asks its workers itself, and fences the one that reports another version."""
+    workers = [Engine(), Engine()]
+    pool = EnginePool(workers)
+    async with serving_with(pool) as client:
+        await workers[0].update_weights(NOWHERE, "1")
+
+        behind = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+        session = await two_turns(client)
+        [sample] = await client.samples(session)
+        await workers[1].update_weights(NOWHERE, "2")
+        await workers[0].update_weights(NOWHERE, "2")
+        caught_up = (await client.http.post("/sessions/weights", json={"version": 2})).json()
+
+        assert behind == {"version": 1, "serving": {"0": "1"}, "fenced": {"1": "0"}, "problems": []}
+        assert sample["weight_versions"] == ["1"]
+        assert caught_up == {"version": 2, "serving": {"0": "2", "1": "2"}, "fenced": {}, "problems": []}
+
+
+async def test_no_worker_is_fenced_when_none_has_the_version():
+    """Old weights serve better than none."""
+    pool = EnginePool([Engine(), Engine()])
+    async with serving_with(pool) as client:
+        found = (await client.http.post("/sessions/weights", json={"version": 1})).json()
+
+        assert found == {"version": 1, "serving": {"0": "0", "1": "0"}, "fenced": {}, "problems": []}
+        assert (await client.say(await client.create(), [user("a")])) == assistant("one")
 
 
 async def test_a_sweep_over_many_sessions_lets_others_get_on(engine, client):

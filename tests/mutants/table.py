@@ -126,7 +126,7 @@ MUTANTS = (
         "is_drain = HoldKind.DRAIN in (wanted.kind, mine and mine.kind)",
         "is_drain = wanted.kind is HoldKind.DRAIN",
         "a pause lets new turns in behind a drain",
-        f"{SESSIONS}/test_gate.py::test_a_pause_softens_no_drain_not_even_ones_own",
+        f"{SESSIONS}/test_gate.py::test_the_gate_is_shut_exactly_while_somebody_holds_it",
     ),
     Mutant(
         "harness/sessions/gate.py",

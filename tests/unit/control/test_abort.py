@@ -23,7 +23,6 @@ from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
 from tests.controllers.aborting import (
-    IGNORING,
     IMPATIENT,
     PATIENT,
     cooperate,
@@ -102,21 +101,6 @@ async def test_nothing_is_kept_that_nobody_wants(tmp_path: Path):
         report = await staged.abort(keep=Keep.NOTHING)
 
     assert (report.partial_samples, len(report.rollouts[0].samples)) == ((), 1)
-
-
-@pytest.mark.parametrize("agent", [ignore, think, IGNORING, "time.sleep(300)"])
-async def test_an_agent_that_does_not_stop_is_stopped(tmp_path: Path, agent):
-    """Function or program, whether it keeps asking or thinks for ever: after its time it is ended, for good."""
-    async with stage(tmp_path, ScriptStep(text="one")) as staged:
-        staged.start(agent)
-        await staged.running()
-        report = await staged.abort(IMPATIENT)
-
-        assert (staged.gate(), staged.sessions()) == ("open", 0)
-    [rollout] = report.rollouts
-    assert rollout.outcome.kind is OutcomeKind.DRAINED
-    assert rollout.outcome.detail.startswith("stopped")
-    assert report.problems == ()
 
 
 async def test_an_agent_that_cannot_be_ended_is_reported(tmp_path: Path):
@@ -367,14 +351,6 @@ async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp
 
     assert heard == ["mark", "abort", "clear"]
     assert [(each.name, each.error) for each in report.hooks if each.error] == [("silent", "did not answer within 1 s")]
-
-
-async def test_a_hook_that_ignores_everything_costs_its_time():
-    hooks = AgentHooks("mine", abort=lambda: stubborn(1))
-    report = await abort_rollout([], session_servers=[], agent_hooks=[hooks], budget=replace(PATIENT, hooks_s=0.2))
-
-    assert report.hooks[0].error == "did not answer within 0.2 s"
-    assert tuple(report.seconds) == tuple(AbortStep)
 
 
 async def test_a_hook_that_raises_in_its_first_step_stops_nothing():

@@ -16,7 +16,7 @@ from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.pool.pool import EnginePool
 from harness.engines.pool.workers import UNSETTLED
 from harness.engines.scripted import ScriptStep
-from harness.errors import EngineError, EngineUnavailable, ScenarioError
+from harness.errors import EngineError, EngineUnavailable
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.weight_workers import reach
@@ -332,10 +332,3 @@ async def test_an_abort_names_engines_that_somebody_left_paused_and_continues_th
     assert [problem.partition(": ")[2][:9] for problem in found.problems] == ["is paused"] * 2
     assert [answer.error for answer in continued.left_paused] == [None, None]
     assert (after.left_paused, after.problems) == ((), ())
-
-
-async def test_an_address_of_no_known_kind_is_refused():
-    """A router passes no control on; an address without a kind could be one."""
-    with pytest.raises(ScenarioError, match="expected sglang=URL or vllm=URL"):
-        async with WeightUpdater(["http://127.0.0.1:9"], []).update(1):
-            pass

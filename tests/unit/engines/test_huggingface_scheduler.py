@@ -1,21 +1,10 @@
 """The decisions of the local engine: who runs, what is computed next, whose KV is kept."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.huggingface.scheduler import (
-    BatchLimits,
-    KvCopy,
-    KvDrop,
-    KvOp,
-    Scheduler,
-    Sequence,
-    StepPiece,
-    common_prefix,
-)
-from harness.types import as_ids
+from harness.engines.huggingface.scheduler import BatchLimits, KvCopy, KvDrop, KvOp, Scheduler, Sequence, StepPiece
 
 
 def tokens(*parts: range, room: int = 64, session_id: str | None = None, logits_from: int | None = None) -> Sequence:
@@ -195,13 +184,6 @@ def test_a_waiting_sequence_can_be_taken_out() -> None:
 
     assert not schedule.has_work
     assert schedule.used_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("left", "right", "shared"), [([], [1], 0), ([1, 2], [1, 2, 3], 2), ([5, 2], [4, 2], 0), ([1, 2, 9], [1, 2, 8], 2)]
-)
-def test_common_prefix(left: list[int], right: list[int], shared: int) -> None:
-    assert common_prefix(as_ids(left), as_ids(right)) == shared
 
 
 class _Memory:

@@ -47,15 +47,6 @@ def test_a_failed_worker_is_tried_again_after_a_rest():
     assert served_by(under, None, now=106.0) == "0"
 
 
-def test_a_session_s_place_weighs_more_than_load():
-    under, (_, home) = placement()
-    home.in_flight = 50
-    under.place("a", home, tokens=10)
-
-    assert served_by(under, "a") == "1"
-    assert served_by(under, "b") == "0"
-
-
 def prompt_of(group: int, sample: int = 0, shared: int = 0) -> TokenIds:
     """The words of a template, of a group, and of a sample, 64 ids of each but the first."""
     return as_ids([*range(shared), *[10_000 + group] * 64, *[20_000 + sample] * 64])
@@ -134,28 +125,6 @@ def test_prefixes_are_forgotten_in_the_order_of_their_last_use():
     assert [known.holders(keys[n]) for n in (0, 1, 2, -1)] == [("worker",), (), ("worker",), ("worker",)]
 
 
-def test_a_session_waits_for_its_full_worker():
-    """Another worker has room and would have to compute the whole prefix."""
-    under, (_, home) = placement(limit=1)
-    under.place("a", home, tokens=10)
-    home.in_flight = 1
-
-    assert served_by(under, "a") is None
-    under.finish(home)
-    assert served_by(under, "a") == "1"
-
-
-def test_a_session_of_a_fenced_worker_moves():
-    """No session is served by a fenced worker, not even its own."""
-    under, (other, home) = placement()
-    under.place("a", home, tokens=10)
-    home.fence = "weights"
-
-    assert served_by(under, "a") == "0"
-    other.fence = "weights"
-    assert served_by(under, "a") is None
-
-
 def test_a_worker_that_came_back_is_another_one():
     """Its cache is empty, so nobody has a place there; what its predecessor works on does not count for it."""
     under, (_, home) = placement()
@@ -169,22 +138,6 @@ def test_a_worker_that_came_back_is_another_one():
     place = under.place_of("a")
     assert place is not None
     assert (place.worker is back, back.in_flight, back.sessions) == (False, 0, 0)
-
-
-def test_who_waits_for_one_worker_does_not_hold_up_the_others():
-    """An older request for a full worker lets a younger one pass to another worker, and no younger one to its own."""
-    under, (free, home) = placement(limit=1)
-    under.place("a", home, tokens=10)
-    under.place("b", home, tokens=10)
-    home.in_flight = 1
-    for ticket, session_id in enumerate(["a", "b", None]):
-        under.ask(ticket, session_id)
-
-    assert list(under.grants(0.0)) == [(2, free)]
-    under.finish(home)
-    assert list(under.grants(0.0)) == [(0, home)]
-    under.finish(home)
-    assert list(under.grants(0.0)) == [(1, home)]
 
 
 def test_a_request_that_waits_follows_its_session():

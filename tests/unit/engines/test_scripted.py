@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptRule, ScriptStep, scripted_logprobs
-from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError, UnknownWeightVersion
+from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.types import FinishReason, GenerationRequest, SamplingParams, VersionSpan, as_ids
 from tests.builders import EOS, toy_tokenizer
 
@@ -135,15 +135,6 @@ async def in_flight(scripted: ScriptedEngine, count: int) -> None:
     async with asyncio.timeout(30):
         while (await scripted.health()).running != count:
             await asyncio.sleep(0)
-
-
-async def test_a_label_that_is_no_version_is_refused():
-    scripted = engine()
-
-    with pytest.raises(UnknownWeightVersion):
-        await scripted.update_weights("unused", "updating-7")
-
-    assert scripted.weight_version == "0"
 
 
 @pytest.mark.parametrize(

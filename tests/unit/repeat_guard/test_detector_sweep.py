@@ -7,7 +7,6 @@ Every worker collects this file, and one runs it: that one imports torch.
 import os
 from collections import Counter
 from random import Random
-from typing import Any
 
 import pytest
 
@@ -118,9 +117,3 @@ def _batched(case_: Case) -> list[Trigger | None]:
         Trigger(index, RULE_CODES[code]) if code else None
         for index, code in zip(first, codes[:, -1].tolist(), strict=True)
     ]
-
-
-def _column(rows: list[list[int]], step: int) -> Any:
-    import torch
-
-    return torch.tensor([row[step] for row in rows])

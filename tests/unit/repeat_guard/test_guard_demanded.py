@@ -36,18 +36,6 @@ def scripted(*texts: str, guard: RepeatTerminateConfig | None = GUARD) -> Script
     return ScriptedEngine(toy_tokenizer(), Script(tuple(ScriptStep(text=text) for text in texts)), repeat_guard=guard)
 
 
-async def test_an_engine_without_the_guard_that_is_wanted_is_refused() -> None:
-    with pytest.raises(ScenarioError, match="the scripted engine has none that is active; start its server with"):
-        async with serving(scripted("hi", guard=None)):
-            pass
-
-
-async def test_an_engine_with_other_limits_is_refused() -> None:
-    with pytest.raises(ScenarioError, match="runs one with other limits"):
-        async with serving(scripted("hi", guard=replace(GUARD, min_new_tokens=5))):
-            pass
-
-
 @pytest.mark.parametrize(
     "limits",
     [

@@ -10,23 +10,6 @@ from harness.rollouts.agents.log import AgentLog
 from tests.logged import capture_logs
 
 
-def test_a_short_output_is_kept_whole(tmp_path: Path):
-    """Byte for byte, with the end in its place even where it went past the head."""
-    with AgentLog(tmp_path / "agent.log", head_bytes=8, tail_bytes=8) as log:
-        log.write(b"hello ")
-        log.write(b"world\xff")
-
-    assert (tmp_path / "agent.log").read_bytes() == b"hello world\xff"
-
-
-def test_a_flood_keeps_head_and_tail(tmp_path: Path):
-    with AgentLog(tmp_path / "agent.log", head_bytes=4, tail_bytes=4) as log:
-        for _ in range(10):
-            log.write(b"0123456789")
-
-    assert (tmp_path / "agent.log").read_bytes() == b"0123\n[... 92 bytes left out ...]\n6789"
-
-
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 40), st.integers(1, 40))
 def test_nothing_is_lost_uncounted(tmp_path_factory: pytest.TempPathFactory, chunks, head_bytes, tail_bytes):
     """However the output is cut into chunks: head, note and tail add up."""

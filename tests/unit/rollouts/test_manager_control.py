@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.base import TokenProvider
-from harness.engines.scripted import ScriptedFault, ScriptStep
+from harness.engines.scripted import ScriptStep
 from harness.errors import ScenarioError
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import Fate, Keep
@@ -18,34 +18,9 @@ from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
-from tests.controllers.aborting import (
-    FAST,
-    IMPATIENT,
-    PATIENT,
-    call,
-    cooperate,
-    do_nothing,
-    eventually,
-    stage,
-    stubborn,
-)
+from tests.controllers.aborting import FAST, IMPATIENT, PATIENT, call, do_nothing, stage, stubborn
 
-HANGING = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
 UPDATE = UpdateBudget(sweep_s=2, gate_s=2, pause_s=2, apply_s=2, verify_s=2, continue_s=2)
-
-
-async def test_pending_rollouts_end_in_one_line(tmp_path: Path):
-    """Server, engines and hooks are the manager's; the rest is as in `abort_rollout`."""
-    async with stage(tmp_path, ScriptStep(text="one"), HANGING) as staged:
-        staged.start(cooperate)
-        await eventually(lambda: len(staged.engine.live) == 1 and staged.engine.played.total() == 2)
-        report = await staged.manager.abort(staged.pending, budget=PATIENT, keep=Keep.SESSIONS, rollout_id=7)
-
-        assert (staged.gate(), staged.sessions(), len(staged.engine.live)) == ("open", 1, 0)
-    [rollout], [sample] = report.rollouts, report.partial_samples
-    assert report.problems == ()
-    assert rollout.outcome.kind is OutcomeKind.DRAINED
-    assert (sample.status, sample.metadata["start_rollout_id"]) == (SampleStatus.ABORTED, 7)
 
 
 async def test_a_rollout_stands_still_for_the_time_of_a_block(tmp_path: Path):

@@ -152,20 +152,6 @@ async def test_another_agents_daemon_runs_on(tmp_path: Path, watchdog: Watchdog,
     assert survivors([daemon]) == []
 
 
-async def test_an_agent_may_obey_sigterm(tmp_path: Path, watchdog: Watchdog, python_program):
-    """It gets the signal first and time to say goodbye."""
-    command = python_program("""
-        import os, signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"goodbye\\n"), sys.exit(0)))
-        print("hello", flush=True)
-        time.sleep(300)
-    """)
-    async with running(command, tmp_path, watchdog, grace_s=20):
-        await eventually(lambda: bool((tmp_path / "agent.log").read_text()))
-
-    assert (tmp_path / "agent.log").read_text() == "hello\ngoodbye\n"
-
-
 async def test_a_cancelled_stop_still_kills(tmp_path: Path, watchdog: Watchdog, family, survivors):
     """Impatience of the caller does not leave an agent behind."""
     with AgentLog(tmp_path / "agent.log") as log:

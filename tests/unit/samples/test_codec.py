@@ -2,11 +2,13 @@
 
 import json
 import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.errors import RunError
@@ -16,12 +18,18 @@ from harness.samples.codec import (
     sample_from_json,
     sample_to_binary,
     sample_to_json,
+    samples_from_tensors,
+    samples_to_tensors,
     write_parquet,
     write_samples,
 )
+from harness.samples.columns import COLUMNS
+from harness.sampling_masks import SampleMasks
+from harness.token_rows import RowState, SampleRows
 from harness.top_logprobs import TopLogprobs
 from harness.types import Sample, SampleStatus, as_ids, as_logprobs
 from tests.builders import sample
+from tests.thoroughness import examples
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 IDS = st.integers(0, 2**31 - 1)
@@ -37,13 +45,16 @@ JSON = st.recursive(
 @st.composite
 def samples(draw) -> Sample:
     """Any sample whose columns fit together."""
-    length = draw(st.integers(0, 12))
+    prompt, length = draw(st.integers(0, 5)), draw(st.integers(0, 12))
+
+    def column_of(values):
+        return st.lists(values, min_size=length, max_size=length)
 
     def column(values):
-        return draw(st.lists(values, min_size=length, max_size=length))
+        return draw(column_of(values))
 
     return sample(
-        tokens=as_ids(draw(st.lists(IDS, max_size=5)) + column(IDS)),
+        tokens=as_ids(draw(st.lists(IDS, min_size=prompt, max_size=prompt)) + column(IDS)),
         response_length=length,
         loss_mask=np.asarray(column(st.integers(0, 1)), dtype=np.uint8),
         rollout_log_probs=as_logprobs(column(FLOATS)),
@@ -54,7 +65,7 @@ def samples(draw) -> Sample:
         proximal_versions=as_ids(column(st.integers(-1, 1_000))),
         repeat_terminated=draw(st.integers(0, 1)),
         metadata=draw(st.dictionaries(TEXT, JSON, max_size=4)),
-        reward=draw(st.none() | st.floats(allow_nan=False)),
+        reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         index=draw(st.none() | st.integers(0, 10**6)),
         group_index=draw(st.none() | st.integers(0, 10**6)),
         teachers={name: as_logprobs(column(FLOATS | st.just(np.nan))) for name in draw(st.sets(TEXT, max_size=2))},
@@ -62,24 +73,72 @@ def samples(draw) -> Sample:
             name: TopLogprobs(*(np.repeat(as_row(column(values))[:, None], k, axis=1) for as_row, values in TOPS))
             for name, k in draw(st.dictionaries(TEXT, st.integers(1, 3), max_size=2)).items()
         },
+        turn_rewards=tuple(draw(st.lists(st.none() | FLOATS, max_size=3))),
+        returns=as_logprobs(draw(st.just([]) | st.just([0.5] * length))),
+        turn_values=as_logprobs(draw(st.just([]) | st.just([np.nan] * length))),
+        routed_experts=draw(
+            st.none() | st.builds(rows, st.just(prompt + length), st.sampled_from((np.uint8, np.uint16)))
+        ),
+        sampling_mask=draw(st.none() | st.builds(masks, column_of(st.lists(IDS, max_size=3)))),
     )
+
+
+def rows(tokens: int, dtype) -> SampleRows:
+    """Experts of two layers, which the last token lacks."""
+    states = np.full(tokens, RowState.PRESENT, np.uint8)
+    states[-1:] = RowState.NOT_READ
+    return SampleRows(np.arange(tokens * 4, dtype=dtype).reshape(tokens, 2, 2), states)
+
+
+def masks(candidates: list[list[int]]) -> SampleMasks:
+    """One mask for each response token."""
+    offsets = np.cumsum([0, *map(len, candidates)], dtype=np.int32)
+    return SampleMasks(as_ids([i for each in candidates for i in each]), offsets, np.ones(len(candidates), np.uint8))
 
 
 def bits(of: Sample):
     """Every value of a sample, token columns down to the bit."""
-    names = ("tokens", "loss_mask", "rollout_log_probs", "behavior_versions", "proximal_logprobs", "proximal_versions")
-    columns = [(getattr(of, name).dtype.str, getattr(of, name).tobytes()) for name in names]
-    columns += [(name, column.tobytes()) for name, column in sorted(of.teachers.items())]
-    columns += [(name, top.to_plain()) for name, top in sorted(of.teacher_tops.items())]
-    rest = [of.response_length, of.status, of.weight_versions, of.repeat_terminated, of.metadata, of.reward]
-    return columns, [*rest, of.index, of.group_index]
+    arrays = [(name, getattr(of, name)) for name in ("tokens", *(each.name for each in COLUMNS))]
+    arrays += [*sorted(of.teachers.items()), ("returns", of.returns), ("turn_values", of.turn_values)]
+    columns = [(name, array.dtype.str, array.tobytes()) for name, array in arrays]
+    plain = [each and each.to_plain() for each in (of.routed_experts, of.sampling_mask)]
+    plain += [(name, top.to_plain()) for name, top in sorted(of.teacher_tops.items())]
+    rest = [of.response_length, of.status, of.weight_versions, of.repeat_terminated, of.metadata, of.reward, of.weight]
+    return columns, plain, [*rest, of.index, of.group_index, of.turn_rewards]
 
 
-@given(samples())
-def test_the_binary_form_keeps_every_bit(original):
-    wire = msgspec.msgpack.encode(sample_to_binary(original))
+def through_lines(originals: list[Sample], path: Path) -> list[Sample]:
+    write_samples(originals, path)
+    assert path.read_bytes().count(b"\n") == len(originals)
+    return list(read_samples(path))
 
-    assert bits(sample_from_binary(msgspec.msgpack.decode(wire))) == bits(original)
+
+def through_parquet(originals: list[Sample], path: Path) -> list[Sample]:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
+    write_parquet(originals, path)
+    read = parquet.read_table(path).to_pylist(maps_as_pydicts="strict")
+    return [sample_from_json(row | {"metadata": json.loads(row["metadata"])}) for row in read]
+
+
+FORMS: dict[str, Callable[[list[Sample], Path], Iterable[Sample]]] = {
+    "JSON": lambda originals, _: [sample_from_json(json.loads(json.dumps(sample_to_json(each)))) for each in originals],
+    "binary": lambda originals, _: map(
+        sample_from_binary, msgspec.msgpack.decode(msgspec.msgpack.encode([*map(sample_to_binary, originals)]))
+    ),
+    "tensors": lambda originals, _: samples_from_tensors(samples_to_tensors(originals, {}))[0],
+    "lines": through_lines,
+    "parquet": through_parquet,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=examples(60), deadline=None)
+@given(originals=st.lists(samples(), max_size=4))
+def test_every_form_keeps_every_bit(tmp_path_factory, form, originals):
+    """float32 values of JSON are written with enough digits; JSON Lines hold one sample per line."""
+    read = FORMS[form](originals, tmp_path_factory.mktemp("samples") / "samples")
+
+    assert [bits(each) for each in read] == [bits(each) for each in originals]
 
 
 @pytest.mark.parametrize(
@@ -97,12 +156,6 @@ def test_a_binary_form_that_is_none_names_the_field(change, message):
         sample_from_binary(sample_to_binary(sample()) | change)
 
 
-@given(samples())
-def test_a_sample_survives_json_to_the_bit(original):
-    """float32 values are written with enough digits to come back as themselves."""
-    assert bits(sample_from_json(json.loads(json.dumps(sample_to_json(original))))) == bits(original)
-
-
 @pytest.mark.parametrize("raw", [0x3DCCCCCD, 0x00000001, 0x7F7FFFFF, 0xBF7FFFFF, 0x80000000, 0x33800001])
 def test_every_float32_is_written_exactly(raw):
     """Subnormals, the largest value, negative zero and values without a short decimal form."""
@@ -111,16 +164,6 @@ def test_every_float32_is_written_exactly(raw):
     read = sample_from_json(json.loads(json.dumps(sample_to_json(sample(rollout_log_probs=as_logprobs(value))))))
 
     assert read.rollout_log_probs.tobytes() == value.tobytes()
-
-
-@given(st.lists(samples(), max_size=4))
-def test_json_lines_hold_one_sample_per_line(tmp_path_factory, originals):
-    path = tmp_path_factory.mktemp("lines") / "samples.jsonl"
-
-    write_samples(originals, path)
-
-    assert path.read_bytes().count(b"\n") == len(originals)
-    assert [bits(read) for read in read_samples(path)] == [bits(original) for original in originals]
 
 
 def test_a_torn_last_line_is_an_error_that_names_it(tmp_path):
@@ -155,23 +198,3 @@ def test_a_field_that_is_wrong_is_named(field, value):
 def test_something_else_is_not_a_sample(other):
     with pytest.raises(RunError, match="not a sample"):
         sample_from_json(other)
-
-
-def test_parquet_says_the_same_as_json_lines(tmp_path):
-    """Both files of a run describe the same samples, column by column."""
-    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the parquet extra")
-    originals = [
-        sample(metadata={"task": 1, "turns": [0, 1]}, reward=0.5, index=3, group_index=1),
-        sample(tokens=as_ids([5]), response_length=0, **{name: as_ids([]) for name in ("behavior_versions",)}),
-        sample(status=SampleStatus.ABORTED, rollout_log_probs=as_logprobs([-1e-30, -3.3])),
-        sample(
-            teacher_tops={"big": TopLogprobs(np.array([[5, -1]], np.int32), np.array([[-0.5, np.nan]], np.float32))}
-        ),
-    ]
-    write_samples(originals, tmp_path / "samples.jsonl")
-    write_parquet(originals, tmp_path / "samples.parquet")
-
-    rows = parquet.read_table(tmp_path / "samples.parquet").to_pylist()
-
-    read = [sample_from_json(row | {"metadata": json.loads(row["metadata"])}) for row in rows]
-    assert [bits(each) for each in read] == [bits(each) for each in read_samples(tmp_path / "samples.jsonl")]

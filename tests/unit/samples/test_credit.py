@@ -154,17 +154,6 @@ def test_a_turn_without_a_value_is_judged_by_those_around_it():
     assert second.tolist() == [-0.5, -0.5]
 
 
-def natural_advantages(group: Group) -> Advantages:
-    """Rewards less the others' at the same turn, added up to the own last turn (verl#7244)."""
-
-    def at(turn: int, own: int) -> float:
-        others = [rewards[turn] for number, rewards in enumerate(group) if number != own and turn < len(rewards)]
-        return group[own][turn] - (sum(others) / len(others) if others else 0.0)
-
-    relative = [[at(turn, own) for turn in range(len(rewards))] for own, rewards in enumerate(group)]
-    return [np.array(each)[::-1].cumsum()[::-1] for each in relative]
-
-
 def standardized(group: Group) -> Advantages:
     """GRPO: distances from the mean in standard deviations, both with the own reward."""
     totals = np.array([sum(rewards) for rewards in group])
@@ -172,14 +161,6 @@ def standardized(group: Group) -> Advantages:
         np.full(len(each), own)
         for each, own in zip(group, (totals - totals.mean()) / (totals.std() + 1e-4), strict=True)
     ]
-
-
-def test_the_natural_estimator_of_turns_is_biased():
-    """It subtracts as many baselines as the rollout has turns, so going on looks worse than it is."""
-    found = distances(natural_advantages)
-    assert np.abs(found).max() > 20
-    assert found[0, STOP] > 5
-    assert found[0, 1] < -5
 
 
 @pytest.mark.parametrize("estimate", [partial(return_to_go_advantages, discount=0.5), standardized])

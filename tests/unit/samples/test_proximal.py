@@ -23,43 +23,8 @@ from harness.samples.proximal import (
     waiting_tokens,
     waiting_window,
 )
-from harness.types import PromptLogprobs, TokenIds, as_ids, as_logprobs
+from harness.types import PromptLogprobs, as_ids, as_logprobs
 from tests.unit.samples.toy_policy import Rollout, ToyEngine, proximal_of, toy_policy, true_proximal, turn
-
-TIMELINE = {
-    (2, 0): -2.5,
-    (2, 1): -2.3,
-    (2, 2): -2.6,
-    (3, 1): -1.8,
-    (3, 2): -1.5,
-    (4, 1): -2.1,
-    (4, 2): -2.0,
-    (5, 2): -3.2,
-}
-"""Logprob by (position, version); the prompt has two tokens."""
-
-
-def timeline_policy(ids: TokenIds, start: int, version: int):
-    """The values of the reference timeline; context tokens have none."""
-    return as_logprobs([TIMELINE.get((start + i, version), -7.0) for i in range(ids.size)])
-
-
-def test_the_reference_timeline():
-    """v0 samples one token, v1 two, v2 one; each resume scores everything before it."""
-    rollout = Rollout(ToyEngine(timeline_policy))
-    rollout.next_turn()
-    rollout.sample(1)
-    rollout.engine.update(1)
-    rollout.sample(2)
-    rollout.engine.update(2)
-    rollout.sample(1)
-
-    [sample] = build_samples(plan_delivery(rollout.turns), {})
-
-    assert sample.behavior_versions.tolist() == [0, 1, 1, 2]
-    assert sample.rollout_log_probs.tolist() == pytest.approx([-2.5, -1.8, -2.1, -3.2])
-    assert sample.proximal_logprobs.tolist() == pytest.approx([-2.3, -1.5, -2.0, -3.2])
-    assert sample.proximal_versions.tolist() == [1, 2, 2, 2]
 
 
 def test_what_is_asked_for_begins_at_the_first_waiting_token():

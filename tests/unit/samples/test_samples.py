@@ -15,19 +15,7 @@ from harness.sessions.session_config import AfterIncomplete
 from harness.sessions.turn_outcome import Reply, end_turn
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import FinishReason, SampleStatus, Turn, VersionSpan
-from tests.builders import (
-    EOS,
-    admit,
-    assistant,
-    fail,
-    finish,
-    new_session,
-    output_of,
-    sampled,
-    take_turn,
-    tokens_of,
-    user,
-)
+from tests.builders import admit, assistant, fail, finish, new_session, output_of, sampled, take_turn, tokens_of, user
 from tests.session_servers.store_file import NONE_UNKNOWN
 
 
@@ -284,13 +272,3 @@ def test_the_ledger_of_a_run_is_the_sum_of_its_sessions():
     ledgers = [Ledger(10, 4, 1, {"other_sample": 5}), Ledger(7, 0, 0, {"other_sample": 3, "failed_turn": 4}), Ledger()]
 
     assert total(ledgers) == Ledger(17, 4, 1, {"other_sample": 8, "failed_turn": 4})
-
-
-def test_the_last_token_of_a_completed_turn_is_trained():
-    """Where to stop is learned too: the end-of-turn id carries mask 1."""
-    session = new_session()
-    take_turn(session, [user("a")], "one")
-
-    [sample] = session.samples()
-
-    assert (sample.tokens[-1], sample.loss_mask[-1]) == (EOS, 1)

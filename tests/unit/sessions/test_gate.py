@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.errors import EnginesHeld, HoldExpired, HoldNotFound
@@ -16,63 +16,6 @@ def pause(holder: str, until: float = 100.0, *, engines: bool = False) -> Hold:
 
 def drain(holder: str, until: float = 100.0) -> Hold:
     return Hold(holder, HoldKind.DRAIN, until)
-
-
-def test_the_strongest_hold_is_the_state_and_every_change_of_it_an_epoch():
-    """Whoever opens takes off what is theirs; a waiter can tell that something happened in between."""
-    gate = Gate()
-    seen = []
-    for step in (
-        lambda: gate.place(pause("update")),
-        lambda: gate.place(drain("abort")),
-        lambda: gate.place(pause("pause")),
-        lambda: gate.release("abort"),
-        lambda: gate.release("update"),
-        lambda: gate.release("pause"),
-    ):
-        step()
-        seen.append((str(gate.state), gate.epoch))
-
-    assert seen == [("paused", 1), ("draining", 2), ("draining", 2), ("paused", 3), ("paused", 3), ("open", 4)]
-
-
-def test_a_pause_softens_no_drain_not_even_ones_own():
-    gate = Gate()
-    gate.place(drain(ANONYMOUS))
-    gate.place(pause(ANONYMOUS))
-
-    assert gate.state is GateState.DRAINING
-    gate.release(ANONYMOUS)
-    assert gate.state is GateState.OPEN
-
-
-def test_the_same_verb_by_the_same_holder_renews():
-    gate = Gate()
-    gate.place(pause("a", until=10.0))
-    gate.place(pause("a", until=20.0))
-
-    assert gate.expire(15.0) == ()
-    assert [hold.until for hold in gate.holds] == [20.0]
-    assert [hold.holder for hold in gate.expire(20.0)] == ["a"]
-    assert gate.state is GateState.OPEN
-
-
-@pytest.mark.parametrize(
-    "verb",
-    [
-        lambda gate: gate.place(pause("a", until=2.0)),
-        lambda gate: gate.place(drain("a", until=2.0)),
-        lambda gate: gate.renew("a", until=2.0),
-    ],
-    ids=["pause", "drain", "renew"],
-)
-def test_nothing_but_its_release_ends_a_hold_earlier(verb):
-    """Another controller under the same name would open the gate on the work of the first, whose next renewal fails."""
-    gate = Gate()
-    gate.place(pause("a", until=10.0))
-
-    assert verb(gate).until == 10.0
-    assert gate.expire(9.0) == ()
 
 
 def test_who_joins_a_hold_leaves_it_the_work_that_it_is_for():
@@ -94,27 +37,6 @@ def test_a_hold_that_ran_out_does_not_come_back():
         with pytest.raises(HoldExpired, match="another holder"):
             verb()
     assert gate.state is GateState.OPEN
-
-
-def test_the_anonymous_hold_comes_back():
-    """It is nobody's, so nobody believes anything of it."""
-    gate = Gate()
-    gate.place(pause(ANONYMOUS, until=10.0))
-    gate.expire(11.0)
-    gate.place(pause(ANONYMOUS))
-
-    assert gate.state is GateState.PAUSED
-
-
-def test_nobody_releases_what_is_not_there():
-    """The anonymous one may be released at any time, as a bare verb always could be."""
-    gate = Gate()
-    gate.place(pause("a"))
-
-    with pytest.raises(HoldNotFound):
-        gate.release("b")
-    assert gate.release(ANONYMOUS) is None
-    assert gate.state is GateState.PAUSED
 
 
 @pytest.mark.parametrize("state", ["open", "paused", "draining"])
@@ -191,6 +113,10 @@ STEPS = st.one_of(
 
 
 @given(st.lists(STEPS, max_size=40))
+@example([("drain", "a", 9), ("pause", "b", 9), ("pause", "a", 9), ("release", "a", 0), ("release", "b", 0)])
+@example([("drain", ANONYMOUS, 9), ("pause", ANONYMOUS, 9), ("release", ANONYMOUS, 0), ("release", ANONYMOUS, 0)])
+@example([("pause", "a", 9), ("pause", "a", 2), ("renew", "a", 2), ("wait", "", 5), ("renew", "a", 9), ("wait", "", 4)])
+@example([("pause", ANONYMOUS, 1), ("wait", "", 1), ("pause", ANONYMOUS, 1), ("release", "b", 0)])
 def test_the_gate_is_shut_exactly_while_somebody_holds_it(steps):
     """Against a model that keeps, by holder, what was asked and until when at the latest."""
     gate, now, model, gone, epoch = Gate(), 0, {}, set(), 0

@@ -1,28 +1,16 @@
 """Every sampled token keeps its candidates: ragged rows, cut, stored and passed on; other tokens have none."""
 
-import json
-from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.scripted import scripted_masks
 from harness.errors import MalformedRequest, RunError
-from harness.samples.codec import (
-    sample_from_binary,
-    sample_from_json,
-    sample_to_binary,
-    sample_to_json,
-    samples_from_tensors,
-    samples_to_tensors,
-    write_parquet,
-)
+from harness.samples.codec import sample_from_json, sample_to_json
 from harness.samples.delivery import cut_response
 from harness.sampling_masks import SampleMasks
 from harness.sessions.admission import require_pinned
@@ -155,35 +143,6 @@ def test_a_cut_sample_keeps_the_masks_of_its_tokens() -> None:
 
     assert len(masks_of(cut).states) == 3
     masks_must_be_true(cut)
-
-
-@pytest.mark.parametrize("form", ["json", "binary", "tensors"])
-def test_masks_pass_every_codec(form: str) -> None:
-    sample = one_sample()
-
-    match form:
-        case "json":
-            read = sample_from_json(json.loads(json.dumps(sample_to_json(sample))))
-        case "binary":
-            read = sample_from_binary(sample_to_binary(sample))
-        case _:
-            [read, other] = samples_from_tensors(samples_to_tensors([sample, replace(sample, sampling_mask=None)], {}))[
-                0
-            ]
-            assert other.sampling_mask is None
-
-    assert masks_of(read).values.dtype == masks_of(sample).values.dtype
-    masks_must_be_true(read)
-
-
-def test_parquet_has_masks_as_bytes(tmp_path: Path) -> None:
-    sample = one_sample()
-
-    write_parquet([sample, replace(sample, sampling_mask=None)], tmp_path / "samples.parquet")
-
-    first, second = pq.read_table(tmp_path / "samples.parquet")["sampling_mask"].to_pylist()
-    assert SampleMasks.from_plain(**first).offsets.tolist() == masks_of(sample).offsets.tolist()
-    assert second is None
 
 
 @pytest.mark.parametrize("change", [{"offsets": "AAAAAA=="}, {"states": "AQ=="}, {"values": "AAA="}, {"dtype": "<x9"}])

@@ -1,13 +1,9 @@
 """A position keeps the row of the request that first computed it, whatever becomes of turns, requests and weights."""
 
-import json
-from dataclasses import replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,17 +11,6 @@ from msgspec import structs
 
 from harness.engines.scripted import scripted_experts, scripted_logprobs, scripted_masks
 from harness.errors import ClientLeft
-from harness.samples.codec import (
-    read_samples,
-    sample_from_binary,
-    sample_from_json,
-    sample_to_binary,
-    sample_to_json,
-    samples_from_tensors,
-    samples_to_tensors,
-    write_parquet,
-    write_samples,
-)
 from harness.samples.delivery import cut_response, plan_delivery
 from harness.samples.merge import build_samples
 from harness.sessions.continuation import Broken, Endings, Output
@@ -253,39 +238,6 @@ def test_a_cut_sample_keeps_the_rows_of_its_tokens() -> None:
 
     assert np.array_equal(rows_of(cut).values, rows_of(sample).values[: cut.tokens.size])
     assert len(rows_of(cut).states) == cut.tokens.size
-
-
-@pytest.mark.parametrize("form", ["json", "binary", "tensors", "lines"])
-def test_rows_pass_every_codec(form: str, tmp_path: Path) -> None:
-    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
-    say(session, [user("a")])
-    [sample] = session.samples()
-
-    match form:
-        case "json":
-            read = sample_from_json(json.loads(json.dumps(sample_to_json(sample))))
-        case "binary":
-            read = sample_from_binary(sample_to_binary(sample))
-        case "tensors":
-            [read] = samples_from_tensors(samples_to_tensors([sample], {}))[0]
-        case _:
-            write_samples([sample], tmp_path / "samples.jsonl")
-            [read] = read_samples(tmp_path / "samples.jsonl")
-
-    assert rows_of(read).values.dtype == rows_of(sample).values.dtype
-    must_be_true(read)
-
-
-def test_parquet_has_rows_as_bytes_with_their_shape(tmp_path: Path) -> None:
-    session = new_session(record=(Recorded.ROUTED_EXPERTS,))
-    say(session, [user("a")])
-    [sample] = session.samples()
-
-    write_parquet([sample, replace(sample, routed_experts=None)], tmp_path / "samples.parquet")
-
-    first, second = pq.read_table(tmp_path / "samples.parquet")["routed_experts"].to_pylist()
-    assert np.array_equal(SampleRows.from_plain(**first).values, rows_of(sample).values)
-    assert second is None
 
 
 def test_rows_of_another_model_are_missing_by_name() -> None:

@@ -45,15 +45,6 @@ async def test_a_store_that_another_process_serves_is_refused_until_that_process
     await open_and_leave(path)
 
 
-async def test_a_store_is_free_again_when_it_is_left(tmp_path: Path):
-    """However often, and also after an attempt that was refused."""
-    path = tmp_path / "sessions.db"
-    async with SQLiteStore(path):
-        with pytest.raises(StoreError, match="another server uses it"):
-            await open_and_leave(path)
-    await open_and_leave(path)
-
-
 async def test_a_symlink_to_a_store_in_use_is_in_use(tmp_path: Path):
     """The claim is on the file, whatever the path to it is called, and a link to nothing yet claims what it names."""
     path, link, folder = tmp_path / "sessions.db", tmp_path / "link.db", tmp_path / "folder"

@@ -135,14 +135,6 @@ def test_bytes_that_are_no_text_do_not_hold_back_what_follows(pieces):
     assert said.endswith("xxxxx")
 
 
-@given(TEXT)
-def test_the_toy_tokenizer_streams_every_byte(text):
-    ids = toy_tokenizer().encode_plain(text)
-    decoder = IncrementalDecoder(toy_tokenizer().decode)
-
-    assert "".join(decoder.push([token_id]) for token_id in ids) == text
-
-
 def naive_stop(decode, ids: Sequence[int], stops: Sequence[str]) -> int | None:
     """After how many tokens the growing text contains a stop string."""
     return next((n for n in range(1, len(ids) + 1) if any(stop in decode(ids[:n]) for stop in stops)), None)

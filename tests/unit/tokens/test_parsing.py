@@ -25,11 +25,6 @@ def call(name: str = "add", arguments: str = '{"a": 1}') -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def test_text_without_a_call_is_content_as_it_stands():
-    """Whitespace included: the agent sends it back, and it must be the same message."""
-    assert parse_output("  hello \n") == ParsedOutput("  hello \n")
-
-
 def test_calls_are_taken_out_of_the_content():
     """Several calls keep their order; what surrounds them is the content."""
     parsed = parse_output(f"Let me see.\n{call('add')}\n{call('sub', '{}')}\n")
@@ -51,11 +46,6 @@ def test_arguments_may_be_called_parameters():
 
 def test_missing_arguments_are_an_empty_object():
     assert parse_output('<tool_call>{"name": "now"}</tool_call>').tool_calls == (ToolCall("now", "{}"),)
-
-
-def test_without_tools_a_call_is_content():
-    """A model that was offered no tools cannot call one."""
-    assert READER.read(SampledOutput(ids(call())), []) == ParsedOutput(call())
 
 
 MALFORMED = {

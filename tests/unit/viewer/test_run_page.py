@@ -6,9 +6,7 @@ import hashlib
 import json
 import math
 import re
-import sqlite3
 import struct
-from contextlib import closing
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from harness.cli.look.view import view
 from harness.engines.scripted import ScriptedFault, ScriptStep
-from harness.errors import RunError, SessionServerError, StoreError
+from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import read_session
@@ -205,14 +203,6 @@ async def test_a_server_that_runs_has_a_page(tmp_path: Path):
     assert (band["kind"], band["words"], band["begin"] <= band["end"]) == ("pause", "by trainer", True)
     assert "t0ken" not in out.read_text("ascii")
     assert second.value is first.value
-
-
-def test_a_store_of_a_newer_harness_is_refused_in_a_sentence(store: tuple[Path, Json], tmp_path: Path):
-    with closing(sqlite3.connect(store[0])) as database:
-        database.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreError, match=r"version 99, written by a newer harness; .*: use"):
-        view(store[0], out=tmp_path / "run.html")
-    assert not (tmp_path / "run.html").exists()
 
 
 def test_a_page_is_of_a_run_or_of_a_server(tmp_path: Path):

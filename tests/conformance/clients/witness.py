@@ -22,10 +22,8 @@ class Witness:
         self._server = (address.hostname, address.port)
         self._relays: set[asyncio.Task[None]] = set()
         self.url = ""
-        self.requests: Counter[str] = Counter()
-        """Requests seen so far, by session."""
         self.model_calls: Counter[str] = Counter()
-        """Those of them that agents make."""
+        """Model calls seen so far, by session."""
         self.streamed: Counter[str] = Counter()
         """Streamed answers that have begun so far, by session."""
 
@@ -65,7 +63,6 @@ class _Connection:
     def asks(self, chunk: bytes) -> None:
         for match in _REQUEST.findall(chunk):
             self._session_id = match.decode()
-            self._witness.requests[self._session_id] += 1
         self._witness.model_calls.update(call.decode() for call in _MODEL_CALL.findall(chunk))
 
     def answers(self, chunk: bytes) -> None:

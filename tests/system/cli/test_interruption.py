@@ -166,20 +166,3 @@ def test_output_that_nobody_reads_is_no_error(tmp_path: Path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
 
     assert done.stderr == ""
-
-
-def test_the_newest_unfinished_run_is_found_by_its_suite(scenario: Path, tmp_path: Path):
-    """Without naming its directory."""
-    process = start_harness("run", scenario, "-n", "2", cwd=tmp_path)
-    deadline = time.monotonic() + 40
-    while not list(tmp_path.glob("runs/s-*/sessions/2/agent.log")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.kill()
-    wait(process)
-    (run,) = (tmp_path / "runs").iterdir()
-    make_quick(scenario, run)
-    ended = harness("run", scenario, "--resume", cwd=tmp_path)
-
-    assert ended.code == 0, ended.stderr
-    assert (run / "result.json").is_file()

@@ -128,14 +128,3 @@ async def test_the_command_says_what_it_does_not_play(tmp_path: Path):
     assert (nothing.code, "nothing to rerun" in nothing.stderr) == (0, True)
     assert "add --resume" in anew.stderr
     assert directory.result.read_bytes() == result
-
-
-async def test_the_command_plays_again(folder: Path, tmp_path: Path):
-    """And says how many, and ends with the report of the whole run."""
-    await play(folder, tmp_path / "run")
-    (tmp_path / "mended").touch()
-    ended = harness("run", tmp_path / "run", "--resume", "--only", "failed")
-
-    assert ended.code == 0, ended.stderr
-    assert "playing rollouts again that failed: 2;" in ended.stderr
-    assert "failed rollouts that were rerun: 2" in ended.stdout

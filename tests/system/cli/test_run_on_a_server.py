@@ -223,22 +223,6 @@ async def test_a_server_that_cannot_be_used_is_one_error(tmp_path: Path):
     assert not list(tmp_path.glob("[abcd]/sessions/*"))
 
 
-@pytest.mark.parametrize(
-    ("keys", "named"),
-    [
-        ({"faults": [{"action": "pause", "at_turn": 1, "seconds": 1.0}]}, "faults"),
-        ({"weights": {"updates": [{"when": "in_turn"}]}}, "weights"),
-    ],
-)
-def test_what_would_touch_others_is_refused_before_there_is_a_run(tmp_path: Path, keys: dict[str, Any], named: str):
-    """Faults and new weights are for everybody on a server; no directory is made."""
-    scenario = write_scenario(tmp_path / "s", **keys)
-
-    with pytest.raises(ScenarioError, match=rf"s: {named} changes or breaks the whole server"):
-        begin_run(str(scenario), Overrides(server="http://127.0.0.1:1"), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 async def test_what_the_engine_did_not_hand_over_is_in_the_report(tmp_path: Path):
     """Its connection breaks in each first turn, which continues from what came: what was lost is beside the sum."""
     steps = [{"text": "Lost.", "fault": "disconnect", "fault_after": 2}, *SCRIPT["steps"]]

@@ -6,7 +6,6 @@ killed; port 0 picks a free one. `GET /seen` says what a worker was asked: paths
 
 import asyncio
 import sys
-from pathlib import Path
 
 from aiohttp import web
 
@@ -30,7 +29,6 @@ class WorkerSGLang(FakeSGLang):
             web.post("/v1/chat/completions", self._echo),
             web.post("/v1/completions", self._echo),
             web.route("*", "/flush_cache", self._flush),
-            web.post("/update_weight_version", self._relabel),
             web.post("/update_weights_from_distributed", self._receive),
             web.post("/update_weights_from_tensor", self._receive),
         ]
@@ -43,11 +41,6 @@ class WorkerSGLang(FakeSGLang):
     async def _flush(self, request: web.Request) -> web.Response:
         return web.Response(text="Cache flushed.\n")
 
-    async def _relabel(self, request: web.Request) -> web.Response:
-        version = (await request.json())["new_version"]
-        await self.engine.update_weights(Path("unused"), version)
-        return web.json_response({"success": True, "new_version": version})
-
     async def _receive(self, request: web.Request) -> web.Response:
         if version := (await request.json()).get("weight_version"):
             self.engine.relabel(version)
@@ -58,10 +51,7 @@ class WorkerVLLM(FakeVLLM):
     """vLLM with what gateways look for."""
 
     def routes(self) -> list[web.RouteDef]:
-        return [*super().routes(), *_for_everybody(self), web.get("/version", self._version)]
-
-    async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.32.0"})
+        return [*super().routes(), *_for_everybody(self)]
 
     async def _pause(self, request: web.Request) -> web.Response:
         self._paused = True

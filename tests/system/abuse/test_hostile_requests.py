@@ -17,7 +17,7 @@ from tests.system.abuse.hostile_requests import Prey, hostile_requests
 from tests.system.abuse.siege import PATIENCE_S, Host, besiege, serve
 
 LEAST_TURNS = 10
-PROMPTS = ("MARKER", "obey", "__globals__", "nobody")
+PROMPTS = ("MARKER", "obey", "__globals__")
 TIMES = ("created_at", "seconds")
 
 

@@ -6,16 +6,18 @@ the template's own, and the private characters are encoded as ordinary text.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from harness.errors import MalformedRequest
+from harness.tokens.outputs.reasoning import REASONING_MARKERS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _PRIVATE = re.compile("[" + "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in _PRIVATE_USE) + "]")
 _STRETCH = 100_000  # characters; a search holds the GIL until it is done
-_WORDS_OF_THE_MODEL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+_WORDS_OF_THE_MODEL = frozenset(chain(*REASONING_MARKERS, ("<tool_call>", "</tool_call>")))
 """Markers that stay in a replayed assistant message: they structure it and do not end it."""
 
 

@@ -6,7 +6,7 @@ from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
-from harness.tokens.outputs.reasoning import THINK, THOUGHT, ReasoningSplit
+from harness.tokens.outputs.reasoning import ANSWER_BEGINS, ANSWER_ENDS, REASONING_MARKERS, ReasoningSplit, find_markers
 from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
@@ -37,13 +37,10 @@ class Unread(CallSyntax):
     """Calls in an unknown syntax with a marker of their own: recognized, and malformed content."""
 
     name = "unread"
+    markers: tuple[str, ...] = ()
 
     def __init__(self, marker: str) -> None:
-        self._marker = marker
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return (self._marker,)
+        self.markers = (marker,)
 
     def beginning(self, name: str | None) -> tuple[str, str]:
         """Raise `MalformedRequest`."""
@@ -57,22 +54,22 @@ class Unread(CallSyntax):
 
 
 class OutputReader:
-    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax) -> None:
+    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax, template_source: str = "") -> None:
         self.syntax = syntax
         self._tokenizer = tokenizer
-        self._think_ids = (tokenizer.marker_id(THINK), tokenizer.marker_id(THOUGHT))
-        self._think_id = self._think_ids[0] if None not in self._think_ids else None
-        self._turning_points = {*self._think_ids, *tokenizer.eos_ids}
-        thoughts = (THINK, THOUGHT) if self._think_id is not None else ()
-        self._markers = Markers(tokenizer, (*syntax.markers, *thoughts))
+        self._reasoning = find_markers(tokenizer, template_source)
+        self._begin = (self._reasoning or REASONING_MARKERS[0])[0]
+        self._begin_id, self._end_id = ids = [*map(tokenizer.marker_id, self._reasoning or ("", ""))]
+        self._turning_points = {*ids, *tokenizer.eos_ids}
+        begins = [each for each in ANSWER_BEGINS if tokenizer.marker_id(each) is not None]
+        self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *begins), ANSWER_ENDS)
         marker_ids = {tokenizer.marker_id(marker) for marker in syntax.markers}
         self._silent_ids = tokenizer.eos_ids - marker_ids
         self._structure_ids = frozenset({*map(tokenizer.marker_id, tokenizer.added_tokens)} - marker_ids)
 
     def read(self, output: SampledOutput, tools: Sequence[Json]) -> ParsedOutput:
         """Return the parts of a whole output. Without `tools` nothing is a call."""
-        stops = () if output.stop is None else (output.stop,)
-        stream = self.open(output, tools, stops)
+        stream = self.open(output, tools, () if output.stop is None else (output.stop,))
         stream.push(output.ids)
         return stream.end(output.stop)
 
@@ -84,8 +81,9 @@ class OutputReader:
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
         split = None
-        if self._think_id is not None:
-            split = ReasoningSplit(self.syntax.markers, is_open=self.ends_in_reasoning(output.context_ids))
+        if self._reasoning is not None:
+            is_open = self.ends_in_reasoning(output.context_ids)
+            split = ReasoningSplit(self._reasoning, self.syntax.markers, is_open=is_open)
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,
@@ -100,21 +98,23 @@ class OutputReader:
         return stream
 
     def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:
+        if self._begin_id is None:  # spelled out, as other messages may spell it, too
+            return self._tokenizer.decode(context_ids).rstrip().endswith(self._begin)
         turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
-        return self._think_id is not None and next(turned, None) == self._think_id
+        return next(turned, None) == self._begin_id
 
     def is_plain(self, context_ids: Sequence[int], ids: Sequence[int]) -> bool:
         """Return True if `ids` have no markers except of calls and of finished reasoning."""
-        if self._think_id is None and THINK in self._tokenizer.decode(ids):  # spelled out, where it is no id
+        if self._begin_id is None and self._begin in self._tokenizer.decode(ids):
             return False
         if self._structure_ids.isdisjoint(ids):
             return not self.ends_in_reasoning(context_ids)
         found = [token_id for token_id in ids if token_id in self._structure_ids]
-        return found[-1] == self._think_ids[1] and not {*found} - {*self._think_ids}
+        return found[-1] == self._end_id and not {*found} - {self._begin_id, self._end_id}
 
     def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
         ours, named = self.syntax.beginning(name)
-        if self.ends_in_reasoning(context_ids):
-            ours = f"{THOUGHT}\n\n{ours}"
+        if self._reasoning is not None and self.ends_in_reasoning(context_ids):
+            ours = f"{self._reasoning[1]}\n\n{ours}"
         # The name is the agent's text. Plain encoding keeps it from forging a marker.
         return self._tokenizer.encode(ours) + (self._tokenizer.encode_plain(named) if named else [])

@@ -31,22 +31,19 @@ def audit(where: _Where, session: _Sessions = None, *, weights: _Weights = None,
 
     Examples: `harness audit runs/DIR`, `harness audit sessions.db --weights 0=base --weights 1=step-1`
     """
+    from harness.errors import RunError
     from harness.suite.record.rundir import RunDirectory
     from harness.suite.run.audited import audit_sessions, find_template, find_weights, keep_audit, open_template
 
-    known = dict(map(_version, weights or ()))
-    if where.is_dir():
-        directory = RunDirectory(where)
-        known = find_weights(directory) | known
-        found = audit_sessions(
-            directory.database, session or (), known, find_template(directory, known), say=output.say
-        )
-        if not keep_audit(directory, found):
-            output.say(
-                f"{directory.audit}: stays as the run wrote it, with probes of its engine; remove it to replace it"
-            )
-    else:
-        found = audit_sessions(where, session or (), known, open_template(known), say=output.say)
+    directory, is_run = RunDirectory(where), where.is_dir()
+    known = (find_weights(directory) if is_run else {}) | dict(map(_version, weights or ()))
+    store = directory.database if is_run else where
+    if not store.is_file():
+        raise RunError(f"expected a run directory or the file of a store, found no file {store}")
+    template = find_template(directory, known) if is_run else open_template(known)
+    found = audit_sessions(store, session or (), known, template, say=output.say)
+    if is_run and not keep_audit(directory, found):
+        output.say(f"{directory.audit}: stays as the run wrote it, with probes of its engine; remove it to replace it")
     output.print_result(found.to_json(), _describe(found), as_json=as_json)
 
 

@@ -12,7 +12,7 @@ from harness.tokens.parsing import CallReader, Delta, ParsedOutput, Piece
 
 
 class OutputStream:
-    """Reader of one output. `silent_ids` are no content at its end; `stop_ids` wait because they may end it."""
+    """Reader of one output. At its end `silent_ids` are no content; `stop_ids` wait because they may end it."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class OutputStream:
         self._gate = gate
         self._split = split
         self._reader = reader
-        self._silent_ids = silent_ids
+        self._silent_ids = silent_ids | markers.closing_ids
         self._last_ids = silent_ids | stop_ids
         self._last: list[int] = []
         self._reasoning: list[str] = []
@@ -42,9 +42,11 @@ class OutputStream:
 
     def push(self, ids: Sequence[int]) -> Delta:
         given = [*self._last, *ids]
-        ends = given[-1:] if given and given[-1] in self._last_ids else []
-        self._last = ends
-        return self._read(self._gate.push(self._cutter.push(given[: len(given) - len(ends)])))
+        left = len(given)
+        for waiting in (self._last_ids, self._markers.closing_ids):
+            left -= left > 0 and given[left - 1] in waiting
+        self._last = given[left:]
+        return self._read(self._gate.push(self._cutter.push(given[:left])))
 
     def end(self, stop: str | None = None) -> ParsedOutput:
         """Return the whole output, which ended here, maybe with a stop string."""

@@ -93,14 +93,7 @@ def _is_a(kind: object, value: object) -> bool:
     return isinstance(value, _KINDS.get(kind, object))
 
 
-_ALIASES: Mapping[object, str] = {
-    "str": "string",
-    "int": "integer",
-    "float": "number",
-    "bool": "boolean",
-    "dict": "object",
-    "list": "array",
-}
+_ALIASES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "dict": "object", "list": "array"}
 """Python's names, which hand-written schemas have."""
 _KINDS: Mapping[object, type | UnionType] = {
     "string": str,

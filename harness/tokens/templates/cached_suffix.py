@@ -22,13 +22,7 @@ TrickText = Callable[[Transition, Sequence[Message], Sequence[Json]], str | None
 
 _PLAIN_KEYS = frozenset({"role", "content", "tool_call_id", "is_error"})
 TextForm = Callable[[str], str]
-
-
-def _as_it_is(text: str) -> str:
-    return text
-
-
-_TEXT_FORMS: tuple[TextForm, ...] = (_as_it_is, str.strip, lambda text: json.dumps(text, ensure_ascii=False))
+_TEXT_FORMS: tuple[TextForm, ...] = (str, str.strip, lambda text: json.dumps(text, ensure_ascii=False))
 _MOST_MARKERS = 40  # some tokenizers have a thousand reserved ones
 COMMON_TRANSITIONS = frozenset(
     Transition(system, after_tools, calls, roles, has_tools)
@@ -55,7 +49,7 @@ class CachedSuffix:
     first_marker: int | None
     closing: int
     """Number of runs at the beginning by which the template ends an answer."""
-    form: TextForm = _as_it_is
+    form: TextForm = str
 
     def encode(self, contents: Sequence[str], tokenizer: Tokenizer, end: int | None) -> list[int]:
         """Return the ids with `contents` in the holes. An answer that ended with `end` needs no other end."""

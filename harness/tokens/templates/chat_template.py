@@ -8,7 +8,8 @@ trick. Does not know sessions.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import chain
 from os.path import commonprefix
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dumm
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.output_reader import OutputReader, Unread, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
-from harness.tokens.outputs.reasoning import THINK, THOUGHT
+from harness.tokens.outputs.reasoning import REASONING_MARKERS
 from harness.tokens.parsing import ParsedOutput, ToolCall
 from harness.tokens.syntaxes.json_calls import Hermes
 from harness.tokens.templates.append_only import find_dependence, find_divergence
@@ -56,15 +57,15 @@ class ChatTemplateTokenizer:
         self.tokenizer = tokenizer.guarding({text for text in tokenizer.added_tokens if text.strip(_WHITE_SPACE)})
         self.form = MessageForm.of(template)
         self._trick = PrefixTrick(template)
-        self._bound: dict[str, ChatTemplateTokenizer] = {}
+        self._bound = lru_cache(MOST_BOUND)(self._bind)
         self.end_ids = self._find_ends()
         """Ids that the template writes after answers. A model may also end them with others."""
-        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text))
+        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text), template.text)
         syntax = self._reader.syntax
         known = () if isinstance(syntax, Hermes) else syntax.markers  # Hermes is the default for an unknown syntax, too
         begin = self._call_marker() if self.form.shows_calls and not self.reads_calls else None
         if begin is not None and begin not in known:
-            self._reader = OutputReader(self.tokenizer, Unread(begin))
+            self._reader = OutputReader(self.tokenizer, Unread(begin), template.text)
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
@@ -104,20 +105,17 @@ class ChatTemplateTokenizer:
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplateTokenizer":
-        if not variables:
-            return self
-        key = json.dumps(variables, sort_keys=True)
-        if key not in self._bound:
-            if len(self._bound) >= MOST_BOUND:
-                self._bound.clear()
-            template = self.template.with_variables(variables)
-            try:
-                template.render(self.form.apply([_ASKING]))
-                self._bound[key] = ChatTemplateTokenizer(self.tokenizer, template)
-            except (MalformedRequest, TokenizerError) as error:
-                named = f"template variables {', '.join(variables)}"
-                raise MalformedRequest(f"{named}: {error.message}", param="template_variables") from error
-        return self._bound[key]
+        return self._bound(json.dumps(variables, sort_keys=True)) if variables else self
+
+    def _bind(self, variables: str) -> "ChatTemplateTokenizer":
+        bound = json.loads(variables)
+        template = self.template.with_variables(bound)
+        try:
+            template.render(self.form.apply([_ASKING]))
+            return ChatTemplateTokenizer(self.tokenizer, template)
+        except (MalformedRequest, TokenizerError) as error:
+            named = f"template variables {', '.join(bound)}"
+            raise MalformedRequest(f"{named}: {error.message}", param="template_variables") from error
 
     @cached_property
     def reads_calls(self) -> bool:
@@ -153,7 +151,7 @@ class ChatTemplateTokenizer:
         last = max((match.start() for match in _MARKER.finditer(before)), default=0)
         # A marker may hold the name. Where other answers have all of them, the text up to the name tells calls.
         found = [*(match.group().partition(name)[0] for match in _MARKER.finditer(written)), before[last:]]
-        known = [plain, THINK, THOUGHT, *(call.arguments for call in _CALLS)]
+        known = [plain, *chain(*REASONING_MARKERS), *(call.arguments for call in _CALLS)]
         return next((text for text in found if _WORD.search(text) and not any(text in each for each in known)), None)
 
     def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, Self
 
 from harness.errors import MalformedRequest
+from harness.tokens.parsing import ToolCall
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.types import Json, Message
 
@@ -168,13 +169,7 @@ def _short_id(call_id: str) -> str:
 _SYSTEM: Message = {"role": "system", "content": "rules"}
 _USER: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
-_TOOL: Json = {
-    "type": "function",
-    "function": {"name": "find", "description": _NEEDLE, "parameters": {"type": "object", "properties": {}}},
-}
-_CALLS: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "call_0_0", "type": "function", "function": {"name": "find", "arguments": _TEXT_ARGUMENTS}}],
-}
+_FIND: Json = {"name": "find", "description": _NEEDLE, "parameters": {"type": "object", "properties": {}}}
+_TOOL: Json = {"type": "function", "function": _FIND}
+_CALLS: Message = {**_ANSWER, "content": "", "tool_calls": [ToolCall("find", _TEXT_ARGUMENTS).to_json("call_0_0")]}
 _RESULT: Message = {"role": "tool", "tool_call_id": "call_0_0", "content": "result"}

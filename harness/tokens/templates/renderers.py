@@ -38,18 +38,13 @@ class RenderersTokenizer:
         self.name = name
         self.tokenizer = template.tokenizer
         self._template = template
-        self._bound: dict[str, ChatTokenizer] = {}
+        self._bound = lru_cache(MOST_BOUND)(self._bind)
         self._bridges_only = False
         form = template.form
         self._form = MessageForm(developer_as_system=form.developer_as_system, late_roles=form.late_roles)
         self._variables = template.template.variables
         self._renderer = _build(name, TokenizerView(self.tokenizer), self._variables)
-        self._suffixes = KeptSuffixes(
-            self.tokenizer,
-            template.end_ids,
-            template.dummy_text,
-            lambda _, messages, tools: self._dummy_ids(messages, tools),
-        )
+        self._suffixes = KeptSuffixes(self.tokenizer, template.end_ids, template.dummy_text, self._dummy_ids)
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         if self._bridges_only:
@@ -81,23 +76,18 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
-        if not variables:
-            return self
-        key = json.dumps(variables, sort_keys=True)
-        if key not in self._bound:
-            if len(self._bound) >= MOST_BOUND:
-                self._bound.clear()
-            template = self._template.with_variables(variables)
-            try:
-                renderer = RenderersTokenizer(self.name, template)
-            except TokenizerError:  # only the template takes the value
-                self._bound[key] = template
-            else:
-                # With thinking off, Qwen3's renderer writes an empty thought into earlier answers: as they were sampled
-                # and not as the template renders them.
-                renderer._bridges_only = renderer.differs_from_template()
-                self._bound[key] = renderer if renderer._bridges_as_template() else template
-        return self._bound[key]
+        return self._bound(json.dumps(variables, sort_keys=True)) if variables else self
+
+    def _bind(self, variables: str) -> ChatTokenizer:
+        template = self._template.with_variables(json.loads(variables))
+        try:
+            renderer = RenderersTokenizer(self.name, template)
+        except TokenizerError:  # only the template takes the value
+            return template
+        # With thinking off, Qwen3's renderer writes an empty thought into earlier answers: as they were sampled and not
+        # as the template renders them.
+        renderer._bridges_only = renderer.differs_from_template()
+        return renderer if renderer._bridges_as_template() else template
 
     def call_beginning_ids(self, name: str | None, context_ids: Sequence[int] = ()) -> list[int]:
         return self._template.call_beginning_ids(name, context_ids)
@@ -177,11 +167,11 @@ class RenderersTokenizer:
             return None
         return list(bridged.token_ids[len(known) :])
 
-    def _dummy_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
+    def _dummy_ids(self, _: object, messages: Sequence[Message], tools: Sequence[Json]) -> list[int] | None:
         return self._bridge(self.render_ids([_USER], tools), self.tokenizer.encode("text"), messages, tools)
 
     def _bridges_as_template(self) -> bool:
-        ids = self._dummy_ids([_USER], ())
+        ids = self._dummy_ids(None, [_USER], ())
         whole = self._template.render_ids([_USER, {"role": "assistant", "content": "text"}, _USER], ())
         return ids is not None and whole[-len(ids) :] == ids
 

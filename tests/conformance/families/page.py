@@ -14,12 +14,20 @@ from harness.tokens.conversations import exchanges
 from harness.tokens.verify import FamilyUnderTest, Property, PropertyResult, exchanges_of_long_texts, verify
 from tests.checkout import ROOT
 from tests.conformance.families.family import NAMES, Family, load
-from tests.conformance.families.retokenizing import KINDS, measure
+from tests.conformance.families.retokenizing import KINDS, OUTPUTS, measure
 from tests.conformance.families.serve_many import read_counts
 
 PAGE = ROOT / "docs" / "model-families.md"
 STRIDE = 10
 """The tests check every tenth of the generated conversations; `harness verify tokens` checks all."""
+
+SERVED = [tally.conversations for tally in read_counts().values()]
+COUNTS = (
+    (r"\d+ conversations, \d+ per family", f"{sum(SERVED)} conversations, {min(SERVED)} per family"),
+    (r"One in \d+ of the conversations", f"One in {STRIDE} of the conversations"),
+    (r"\d+ outputs of each kind", f"{OUTPUTS} outputs of each kind"),
+)
+"""Counts in the page's sentences, as they are found and as they are."""
 
 
 @cache
@@ -47,9 +55,9 @@ def page() -> str:
     """Return the page with its lists, and its count of conversations, as they are measured."""
     shares = [measure(load(name)) for name in NAMES]
     ranges = [_range(kind, [each[kind] for each in shares if kind in each]) for kind in KINDS]
-    served = sum(tally.conversations for tally in read_counts().values())
     joining, heading, text = PAGE.read_text(encoding="utf-8").partition("## Families")
-    text = re.sub(r"\d+(?= conversations, 850 per family)", str(served), text)
+    for pattern, counted in COUNTS:
+        text = re.sub(pattern, counted, text)
     text = _with_list(text, r"- \*\*.+\.", [*map(line_of, NAMES)])
     return joining + heading + _with_list(text, r"- .+: \d+ to \d+", ranges)
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.conformance.families.family import NAMES
-from tests.conformance.families.page import PAGE, line_of
+from tests.conformance.families.page import COUNTS, PAGE, SERVED, line_of
 from tests.conformance.families.retokenizing import measure
 
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -26,3 +26,10 @@ def test_the_page_has_no_other_family():
     section = TEXT.partition("## Families")[2].partition("\n## ")[0]
 
     assert re.findall(r"^- \*\*([\w-]+)\*\*: ", section, re.MULTILINE) == [*NAMES]
+
+
+def test_the_counts_in_sentences_are_those_of_the_tests():
+    """Each family has as many conversations as the page says of all."""
+    assert [re.findall(pattern, TEXT) for pattern, _ in COUNTS] == [[counted] for _, counted in COUNTS]
+    assert {*SERVED} == {min(SERVED)}
+    assert len(SERVED) == len(NAMES)

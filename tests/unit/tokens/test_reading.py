@@ -73,6 +73,77 @@ def test_reasoning_is_taken_out_of_the_content(text, context, parsed):
     assert read(text, context=context) == parsed
 
 
+def with_added(*texts: str) -> Tokenizer:
+    """Return the toy tokenizer with these added tokens."""
+    raw = type(toy_tokenizer()._raw).from_str(toy_tokenizer()._raw.to_str())
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in texts])
+    return Tokenizer(raw, eos_ids=toy_tokenizer().eos_ids)
+
+
+GEMMA4 = "<|channel>thought"
+
+
+@pytest.mark.parametrize("has_ids", [True, False], ids=["ids", "spelled"])
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("<think>", "</think>"),
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("<mm:think>", "</mm:think>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+        ("◁think▷", "◁/think▷"),
+        (GEMMA4, "<channel|>"),
+    ],
+)
+def test_reasoning_is_read_between_the_markers_of_each_family(begin, end, has_ids):
+    """As ids or spelled out, begun by the model or by the prompt, whole or id by id."""
+    tokenizer = with_added(*(text for text in (begin, end) if has_ids and text != GEMMA4))
+    reader = OutputReader(tokenizer, Hermes(), f"{{{{ '{begin}' }}}} and {end}")
+
+    def read_behind(context: str, text: str) -> ParsedOutput:
+        output = SampledOutput(tokenizer.encode(text), tokenizer.encode(context))
+        stream = reader.open(output, [ADD])
+        for token_id in output.ids:
+            stream.push([token_id])
+        assert stream.end() == reader.read(output, [ADD])
+        return reader.read(output, [ADD])
+
+    prompt = "<|im_start|>assistant\n"
+    assert read_behind(prompt, f"{begin}\nhm\n{end}\n\nyes") == ParsedOutput("yes", reasoning="hm")
+    assert read_behind(f"{prompt}{begin}\n", f"hm{end}yes") == ParsedOutput("yes", reasoning="hm")
+    assert read_behind(f"{prompt}{begin}{end}", "yes") == ParsedOutput("yes")
+    assert read_behind(prompt, f"{begin}hm{end}{CALL}") == ParsedOutput("", (CALLED,), reasoning="hm")
+
+
+@pytest.mark.parametrize(
+    ("output", "parsed"),
+    [
+        ("<|START_RESPONSE|>yes\n<|END_RESPONSE|>", ParsedOutput("yes\n")),
+        ("yes<|END_RESPONSE|>", ParsedOutput("yes")),
+        ("<|START_RESPONSE|>cut", ParsedOutput("cut")),
+        (
+            "<|START_THINKING|>x<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>",
+            ParsedOutput("yes", reasoning="x"),
+        ),
+        ("<|START_TEXT|>yes<|END_TEXT|>", ParsedOutput("yes")),
+        (f"{CALL}<|END_RESPONSE|>", ParsedOutput("", (CALLED,))),
+        ("a<|END_RESPONSE|>b<|START_RESPONSE|>", ParsedOutput("a<|END_RESPONSE|>b<|START_RESPONSE|>")),
+    ],
+)
+def test_the_markers_around_an_answer_are_no_content(output, parsed):
+    """As Cohere's models write them; inside the answer they stay."""
+    names = ("START_THINKING", "END_THINKING", "START_RESPONSE", "END_RESPONSE", "START_TEXT", "END_TEXT")
+    tokenizer = with_added(*(f"<|{name}|>" for name in names))
+    reader = OutputReader(tokenizer, Hermes())
+    stream = reader.open(SampledOutput(()), [ADD])
+    said = [stream.push([token_id]) for token_id in tokenizer.encode(output)]
+
+    assert reader.read(SampledOutput(tokenizer.encode(output)), [ADD]) == parsed == stream.end()
+    assert parsed.content.startswith("".join(delta.content for delta in said))
+
+
 @pytest.mark.parametrize("text", ["<think>hm</think>yes", CALL, f"</tool_call>{CALL}"])
 def test_markers_spelled_out_in_characters_are_text(text):
     """A model that copies a message into its answer neither reasons nor calls: only ids count."""

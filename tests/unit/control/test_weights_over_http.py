@@ -36,7 +36,7 @@ from tests.session_servers.served import PATIENCE_S, Client, eventually
 
 CHECKPOINT = Path("/weights/b")
 CONTINUES = {"sglang": "/continue_generation", "vllm": "/resume"}
-QUICK = UpdateBudget(sweep_s=5, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=5)
+QUICK = UpdateBudget(sweep_s=5, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
 
 @dataclass

@@ -31,7 +31,7 @@ from tests.controllers.aborting import (
 )
 
 HANGING = ScriptStep(text="abc", fault=ScriptedFault.HANG, fault_after=2)
-UPDATE = UpdateBudget(sweep_s=2, gate_s=2, pause_s=2, apply_s=2, verify_s=2, continue_s=2)
+UPDATE = UpdateBudget(sweep_s=2, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
 
 async def test_pending_rollouts_end_in_one_line(tmp_path: Path):

@@ -90,7 +90,7 @@ async def test_ends_that_did_not_run_for_a_while_keep_their_connection(tmp_path:
         carrying = asyncio.create_task(inside.carry(*await asyncio.open_unix_connection(tmp_path / "relay.sock")))
         while not (inside.is_carried and outside.is_carried):
             await asyncio.sleep(0)
-        time.sleep((SILENCES + 2) * TICK_S)  # noqa: ASYNC251
+        time.sleep((SILENCES + 2) * TICK_S)
         await asyncio.sleep(2 * TICK_S)
         assert (inside.is_carried, outside.is_carried) == (True, True)
         for task in (carrying, *serving):

@@ -103,7 +103,7 @@ class Ended:
 
 
 def harness(
-    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 90
+    *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float = 240
 ) -> Ended:
     """Run `harness` to its end."""
     environment = {**os.environ, **(env or {})}
@@ -138,7 +138,7 @@ def announced(process: subprocess.Popen[str]) -> Any:
     return json.loads("".join(lines))
 
 
-def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:
+def wait(process: subprocess.Popen[str], timeout_s: float = 240) -> Ended:
     """Wait for the end of `process`; one that does not end is killed and fails the test."""
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -148,7 +148,7 @@ def wait(process: subprocess.Popen[str], timeout_s: float = 90) -> Ended:
     return Ended(process.returncode, stdout, stderr)
 
 
-def wait_for(path: Path, needle: str = "", timeout_s: float = 40) -> None:
+def wait_for(path: Path, needle: str = "", timeout_s: float = 120) -> None:
     """Wait until the file `path` exists and holds `needle`."""
     deadline = time.monotonic() + timeout_s
     while not (path.is_file() and needle in path.read_text(errors="replace")):

@@ -10,14 +10,21 @@ from tests.harness_command import write_scenario
 from tests.toy_model import write_toy_weights
 
 PLAY = '''
-"""Asks for turns as often as its metadata says, with a pause after each."""
+"""Asks for turns as often as its metadata says; from the fifth rollout on they wait for a file that it may name."""
 
 import asyncio
+import pathlib
 
 import httpx
 
+begun = 0
+
 
 async def run(base_url, prompt, request_kwargs, metadata, session_id, api_key):
+    global begun
+    begun += 1
+    while begun > 4 and not pathlib.Path(metadata.get("waits_for", "/")).exists():
+        await asyncio.sleep(0.05)
     messages = [{"role": "user", "content": prompt}]
     turns = 0
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, timeout=30) as client:
@@ -38,13 +45,15 @@ def score(session, result, metadata):
 """
 
 
-def write_trained_scenario(directory: Path, *, pause_s: float = 0.0, train: dict[str, Any] | None = None) -> Path:
-    """Two prompts, groups of two; a step is four rollouts, of two turns or three with `pause_s` after each."""
+def write_trained_scenario(
+    directory: Path, *, waits_for: Path = Path("/"), train: dict[str, Any] | None = None
+) -> Path:
+    """Two prompts, groups of two; a step is four rollouts, of two turns or three. The second step waits for a file."""
     write_scenario(
         directory,
         check=CHECK,
         agent={"function": "play.py:run", "deadline_s": 60.0},
-        prompts=[{"metadata": {"turns": turns, "pause_s": pause_s}} for turns in (2, 3)],
+        prompts=[{"metadata": {"turns": turns, "waits_for": str(waits_for)}} for turns in (2, 3)],
         train={"rollouts_per_step": 4, "packing": {"length": 128, "lookahead": 2}, **(train or {})},
     )
     (directory / "play.py").write_text(PLAY)

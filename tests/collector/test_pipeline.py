@@ -311,7 +311,10 @@ async def test_the_next_step_begins_while_this_one_is_learned():
     begun_while_learning: list[set[int]] = []
 
     def look(pack: int) -> None:
-        begun_while_learning.append({index.group.step for index in source.began})
+        until = time.monotonic() + 30
+        while (begun := {index.group.step for index in [*source.began]}) == {0} and time.monotonic() < until:
+            time.sleep(0.001)
+        begun_while_learning.append(begun)
 
     learner = Watched(look)
     async with StepPipeline(

@@ -57,7 +57,7 @@ class Family:
         source = (DAEMONIZING if leaves else PARENT) + ("time.sleep(300)" if stays else "")
         return (sys.executable, "-S", "-c", source, self._pids_file.name if anywhere else str(self._pids_file))
 
-    def pids(self, timeout_s: float = 20) -> list[int]:
+    def pids(self, timeout_s: float = 60) -> list[int]:
         """Parent and child, once both are there."""
         return read_pids(self._pids_file, timeout_s)
 
@@ -66,7 +66,7 @@ class Family:
         return await asyncio.to_thread(self.pids)
 
 
-def read_pids(path: Path, timeout_s: float = 20) -> list[int]:
+def read_pids(path: Path, timeout_s: float = 60) -> list[int]:
     """The process ids in the file at `path`, once it is there."""
     deadline = time.monotonic() + timeout_s
     while not path.exists():

@@ -155,13 +155,13 @@ from tests.session_servers.served import says, serving
 
 async def main():
     async with serving(*says("four")) as server, SessionServerClient(server.url) as owner:
-        mine, other = owner.gate("mine", 60.0), owner.gate("other", 60.0)
+        mine, other = owner.gate("mine", 600.0), owner.gate("other", 600.0)
         await mine.pause(deadline_s=9.0)
         await other.pause(deadline_s=9.0)
         for _ in range(2):
-            report = await mine.shorten(20.0, deadline_s=9.0)
-        ends = [round(hold.ends_in_s, -1) for hold in report.holds]
-        assert (report.state, ends) == ("paused", [20.0, 60.0]), report
+            report = await mine.shorten(200.0, deadline_s=9.0)
+        ends = [round(hold.ends_in_s, -2) for hold in report.holds]
+        assert (report.state, ends) == ("paused", [200.0, 600.0]), report
         await mine.shorten(0.05, deadline_s=9.0)
         while len((await owner.gate().report(deadline_s=9.0)).holds) > 1:
             await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from tests.checkout import ROOT
 from tests.toy_model import write_toy_model
 
 INSTALL_S = 600.0
-COMMAND_S = 120.0
+COMMAND_S = 240.0
 HEAVY = {
     "torch",
     "transformers",
@@ -29,6 +29,8 @@ HEAVY = {
     "tensorboardX",
     "wandb",
 }
+
+pytestmark = pytest.mark.timeout(900)  # it installs, and calls a dozen commands
 
 _CUT = re.compile(r"(?<=drained after 3 turns: )\d+ generated = \d+ trained")
 

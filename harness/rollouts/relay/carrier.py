@@ -30,7 +30,7 @@ class Carrier:
         self.link = Link(None if accept is None else lambda stream: accept(CarriedStream(self, stream)))
         self._ping_s = ping_s
         self._writer: asyncio.StreamWriter | None = None
-        self._heard_at = 0.0
+        self._unanswered = 0  # pings; by the clock, a machine that slept would give up a connection that works
         self._is_blocked = asyncio.Event()
 
     @property
@@ -45,7 +45,7 @@ class Carrier:
         """Carry the link over this connection until it ends, or another one takes over. Raises `MalformedFrame`."""
         if self._writer is not None:
             self._writer.transport.abort()
-        self._writer, self._heard_at = writer, asyncio.get_running_loop().time()
+        self._writer, self._unanswered = writer, 0
         self.link.restart()
         beside = [asyncio.ensure_future(self._ping(writer)), asyncio.ensure_future(self._drain(writer))]
         try:
@@ -54,7 +54,7 @@ class Carrier:
                 data = await reader.read(_READ_BYTES)
                 if not data or self._writer is not writer:
                     return
-                self._heard_at = asyncio.get_running_loop().time()
+                self._unanswered = 0
                 self.link.receive(data)
                 self.flush()
         except (OSError, EOFError):
@@ -84,8 +84,8 @@ class Carrier:
             transport.write(data)
 
     async def _ping(self, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        while loop.time() - self._heard_at < SILENCES * self._ping_s:
+        while self._unanswered < SILENCES:
+            self._unanswered += 1
             self.link.ping()
             self.flush()
             await asyncio.sleep(self._ping_s)

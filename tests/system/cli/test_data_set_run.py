@@ -15,9 +15,16 @@ from tests.harness_command import harness, start_harness, wait, write_scenario
 
 ROWS = 100_000
 PLAY = """
+import asyncio, pathlib
 import httpx
 
+begun = 0
+
 async def run(base_url, prompt, request_kwargs, metadata, *, api_key, **kwargs):
+    global begun
+    begun += 1
+    while begun == 6 and not pathlib.Path(KILLED).exists():
+        await asyncio.sleep(0.05)
     async with httpx.AsyncClient(headers={"authorization": f"Bearer {api_key}"}, trust_env=False) as client:
         body = {"messages": [{"role": "user", "content": prompt}], **request_kwargs}
         (await client.post(f"{base_url}/chat/completions", json=body)).raise_for_status()
@@ -36,7 +43,7 @@ def _write(directory: Path) -> None:
     del keys["prompts"]
     keys |= {"prompts_file": "rows.parquet", "data": {"metadata": ["level"], "check_metadata": ["answer"]}}
     (directory / "scenario.toml").write_text(tomli_w.dumps(keys))
-    (directory / "play.py").write_text(PLAY)
+    (directory / "play.py").write_text(PLAY.replace("KILLED", repr(str(directory.parent / "killed"))))
     numbers = range(ROWS)
     columns = {"question": [f"Say {n}." for n in numbers], "level": [n % 4 for n in numbers], "answer": list(numbers)}
     pq.write_table(pa.table(columns), directory / "rows.parquet")
@@ -52,12 +59,13 @@ def test_a_killed_run_goes_on_with_the_next_row(tmp_path: Path):
     _write(directory)
     chosen = ("--filter", "level=3", "--shuffle", "7", "--limit", "12", "--epochs", "2", "-n", "1")
     process = start_harness("run", directory, "--out", run, *chosen)
-    deadline = time.monotonic() + 60
-    while not ((run / "run.db").is_file() and len(_rewards(run)) >= 5):
+    deadline = time.monotonic() + 120
+    while not ((run / "run.db").is_file() and len(_rewards(run)) == 5):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.kill()
     wait(process)
+    (tmp_path / "killed").touch()
     before = _rewards(run)
     resumed = harness("run", run, "--resume", "-n", "4", "--json")
     again = harness("run", directory, "--out", tmp_path / "again", *chosen[:-1], "4", "--json")

@@ -81,7 +81,7 @@ def test_a_killed_run_is_taken_up(scenario: Path, tmp_path: Path):
     agents = _agents_of(process)
     process.kill()
     wait(process)
-    _, alive = psutil.wait_procs(agents, timeout=15)
+    _, alive = psutil.wait_procs(agents, timeout=60)
     before = _sessions(run)
 
     assert len(agents) == 2
@@ -134,7 +134,7 @@ def test_two_interrupts_kill_agents_that_do_not_listen(tmp_path: Path):
     assert ended.code == 2, ended.stderr
     assert "resume with:" in ended.stderr
     assert agents
-    assert psutil.wait_procs(agents, timeout=30)[1] == []
+    assert psutil.wait_procs(agents, timeout=60)[1] == []
 
 
 def test_a_full_disk_is_said_and_the_directory_stays_readable(tmp_path: Path):

@@ -73,11 +73,13 @@ def test_a_run_goes_on_as_if_it_had_never_ended(scenario: Path, tmp_path: Path):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_stopped_goes_on(tmp_path: Path, number: signal.Signals):
     """In the second step: killed, it is collected anew; interrupted, it is committed first."""
-    scenario, run = write_trained_scenario(tmp_path / "s", pause_s=0.3), tmp_path / "run"
+    stopped, run = tmp_path / "stopped", tmp_path / "run"
+    scenario = write_trained_scenario(tmp_path / "s", waits_for=stopped)
     process = start_harness("train", scenario, "--steps", "3", "--out", run)
     wait_for(run / "steps.jsonl", "\n")
     wait_for(run / "sessions" / "1" / "1-0-0" / "instruction.md")
     os.kill(process.pid, number)
+    stopped.touch()
     ended = wait(process)
     if number == signal.SIGINT:
         assert ended.code == ExitCode.INTERRUPTED

@@ -41,7 +41,7 @@ async def hurt(kind: str) -> AsyncIterator[tuple[TokenProvider, FaultyNetwork]]:
 
 async def generated(provider: TokenProvider, request_id: str = REQUEST) -> GenerationResult:
     """One request's whole answer."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         return await provider.generate(GenerationRequest(as_ids([5, 6, 7]), PARAMS, request_id=request_id))
 
 
@@ -96,7 +96,7 @@ async def test_a_stream_breaks_in_its_middle(kind: str, action: Action, error: t
             if len(received) >= 5:
                 network.arm(REQUEST, NetworkFault(action))
 
-    async with hurt(kind) as (provider, network), asyncio.timeout(20):
+    async with hurt(kind) as (provider, network), asyncio.timeout(60):
         with pytest.raises(error):
             await read(provider, network)
 
@@ -108,7 +108,7 @@ async def test_a_dead_network_comes_back(kind: str):
     """What was under way is lost, nothing is reached, and then everything is as before."""
     async with hurt(kind) as (provider, network):
         lost = asyncio.create_task(generated(provider))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (await provider.health()).running:
                 await asyncio.sleep(0.001)
         await network.kill()

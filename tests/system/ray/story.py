@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from harness.adapters.ray.node import NodeSetup
 from harness.adapters.ray.rollouts import NodeRollout, RayRollouts
 from harness.errors import AdapterError
 from harness.rollouts.agents.task import AgentTask, FunctionAgent
+from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.gate import GateClient
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort import abort_rollout
@@ -32,9 +34,10 @@ from harness.rollouts.control.pause import paused_rollout
 HOST = "127.0.0.2"
 """Loopback; Ray takes 127.0.0.1 for the name of a machine that others can reach."""
 NODE = {"node_ip_address": HOST, "object_store_memory": 80_000_000, "include_dashboard": False}
-TTL_S = 4.0
+TTL_S = 8.0
 """How long the gates of a controller that was killed stay shut."""
 TURNS = 5
+TOKEN = "sekret"
 
 
 def connect(address: str) -> None:
@@ -45,11 +48,11 @@ def connect(address: str) -> None:
 def setup(folder: Path, tokenizer: str = "model") -> NodeSetup:
     """Of every node."""
     store = str(folder / "{node}.db")
-    return NodeSetup("scripted", str(folder / tokenizer), "sekret", store, script=str(folder / "script.toml"))
+    return NodeSetup("scripted", str(folder / tokenizer), TOKEN, store, script=str(folder / "script.toml"))
 
 
-def agent_of(turns: int) -> FunctionAgent:
-    """So many turns, and how each was answered; made here, so that nodes get the function and no module."""
+def agent_of(turns: int, waits_for: str) -> FunctionAgent:
+    """So many turns, all but the first once a file is there; made here: nodes get the function and no module."""
 
     async def run(base_url: str, prompt: str, api_key: str, **_more: Any) -> dict[str, Any]:
         import httpx
@@ -57,7 +60,9 @@ def agent_of(turns: int) -> FunctionAgent:
         messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
         headers, statuses, times = {"authorization": f"Bearer {api_key}"}, [], []
         async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=120) as client:
-            for _ in range(turns):
+            for turn in range(turns):
+                while turn and not Path(waits_for).exists():
+                    await asyncio.sleep(0.05)
                 asked = time.time()
                 answer = await client.post("/chat/completions", json={"messages": messages})
                 times.append((asked, time.time()))
@@ -70,10 +75,12 @@ def agent_of(turns: int) -> FunctionAgent:
     return FunctionAgent("talker", run)
 
 
-def tasks(folder: Path, count: int, turns: int = TURNS) -> list[AgentTask]:
+def tasks(folder: Path, count: int, turns: int = TURNS, waits_for: Path = Path("/")) -> list[AgentTask]:
     """That many rollouts."""
     return [
-        AgentTask(agent_of(turns), "Tell.", folder / f"work-{time.time_ns()}-{i}", "policy", deadline_s=120)
+        AgentTask(
+            agent_of(turns, str(waits_for)), "Tell.", folder / f"work-{time.time_ns()}-{i}", "policy", deadline_s=120
+        )
         for i in range(count)
     ]
 
@@ -100,10 +107,10 @@ def told(made: NodeRollout) -> dict[str, Any]:
     }
 
 
-async def gates(rollouts: RayRollouts) -> list[str]:
+async def gates(servers: Sequence[SessionServerAddress]) -> list[str]:
     """How the gate of each node stands."""
     states = []
-    for address in rollouts.session_servers:
+    for address in servers:
         async with SessionServerClient(address) as client:
             states.append(str((await GateClient.report(client.gate(), deadline_s=10)).state))
     return states
@@ -128,10 +135,10 @@ async def wait_for(rollouts: RayRollouts, sessions: int) -> None:
 async def shut_for_ever(folder: Path) -> None:
     """The controller that is killed."""
     async with RayRollouts(setup(folder)) as rollouts:
-        running = [asyncio.create_task(rollouts.run(task)) for task in tasks(folder, 3)]
+        running = [asyncio.create_task(rollouts.run(task)) for task in tasks(folder, 3, waits_for=folder / "died")]
         await wait_for(rollouts, 3)
         async with paused_rollout(rollouts.session_servers, budget=AbortBudget(hold_ttl_s=TTL_S)):
-            print("shut", flush=True)
+            print("shut", *(each.url for each in rollouts.session_servers), flush=True)
             await asyncio.wait(running)
             await asyncio.sleep(600)
 
@@ -169,15 +176,16 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
     )
     assert dead.stdout is not None
     async with asyncio.timeout(120):
-        while (line := await dead.stdout.readline()) != b"shut\n":  # logs come before
+        while not (line := await dead.stdout.readline()).startswith(b"shut "):  # logs come before
             assert line, "the controller ended by itself"
     os.killpg(dead.pid, signal.SIGKILL)
+    story["gates_of_the_dead"] = await gates([SessionServerAddress(url, TOKEN) for url in line.decode().split()[1:]])
+    (folder / "died").touch()
     await dead.wait()
     async with RayRollouts(setup(folder)) as rollouts:
-        story["gates_of_the_dead"] = await gates(rollouts)
         await wait_for(rollouts, 0)
         story["after_the_dead"] = [told(await each) for each in [rollouts.run(task) for task in tasks(folder, 3)]]
-        story["gates_then"] = await gates(rollouts)
+        story["gates_then"] = await gates(rollouts.session_servers)
 
         try:
             async with RayRollouts(setup(folder, "no-model")):
@@ -185,16 +193,20 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
         except AdapterError as error:
             story["second_controller"] = error.message
 
-        each_node_has_both = [replace(task, resume_attempts=int(n < 3)) for n, task in enumerate(tasks(folder, 6))]
+        each_node_has_both = [
+            replace(task, resume_attempts=int(n < 3))
+            for n, task in enumerate(tasks(folder, 6, waits_for=folder / "shut"))
+        ]
         running = [asyncio.create_task(rollouts.run(task)) for task in each_node_has_both]
         await wait_for(rollouts, 6)
         async with paused_rollout(rollouts.session_servers, budget=AbortBudget(drain_s=5, resume_s=5)):
             shut = time.time()
+            (folder / "shut").touch()
             cluster.remove_node(nodes[0], allow_graceful=False)
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             story["shut"] = [shut, time.time()]
         story["after_the_loss"] = [told(made) for made in await asyncio.gather(*running)]
-        story["gates_left"] = await gates(rollouts)
+        story["gates_left"] = await gates(rollouts.session_servers)
         story["on_the_others"] = [told(made) for made in await asyncio.gather(*map(rollouts.run, tasks(folder, 4)))]
 
         endless = [asyncio.create_task(rollouts.run(task)) for task in tasks(folder, 4, turns=10_000)]
@@ -210,7 +222,7 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
         await asyncio.wait({cancelled})
         story["cancelled"] = cancelled.cancelled()
         await wait_for(rollouts, 0)
-        story["gates_at_last"] = await gates(rollouts)
+        story["gates_at_last"] = await gates(rollouts.session_servers)
     story["left_at_last"] = len(ray.util.list_named_actors(all_namespaces=True))
     return story
 

@@ -1,13 +1,14 @@
 """A proxy between the relay's ends that cuts idle connections after 180 s, and a turn of ten minutes; both in ticks."""
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from harness.rollouts.relay.carrier import PING_S, CarriedStream, Carrier
+from harness.rollouts.relay.carrier import PING_S, SILENCES, CarriedStream, Carrier
 
 TICK_S = 0.05
 """Stands for the time between two pings."""
@@ -51,7 +52,8 @@ async def test_pings_keep_a_proxy_from_cutting_a_long_turn(tmp_path: Path, ping_
 
     async def answer(stream: CarriedStream) -> None:
         question = await stream.read()
-        await asyncio.sleep(TURN_TICKS * TICK_S)
+        for _ in range(TURN_TICKS):  # as the proxy counts them, whatever the clock says
+            await asyncio.sleep(TICK_S)
         await stream.write(b"answer to " + question)
 
     outside = Carrier(lambda stream: answering.append(asyncio.create_task(answer(stream))), ping_s)
@@ -75,3 +77,23 @@ async def test_pings_keep_a_proxy_from_cutting_a_long_turn(tmp_path: Path, ping_
         for task in (carrying, asked, *answering):
             task.cancel()
         await asyncio.gather(carrying, asked, *answering, *serving, return_exceptions=True)
+
+
+async def test_ends_that_did_not_run_for_a_while_keep_their_connection(tmp_path: Path) -> None:
+    """A machine that slept has heard nothing of the other end, which may have said enough."""
+    outside, inside = Carrier(ping_s=TICK_S), Carrier(ping_s=TICK_S)
+    serving: list[asyncio.Task[None]] = []
+
+    def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.create_task(outside.carry(reader, writer)))
+
+    async with await asyncio.start_unix_server(serve, tmp_path / "relay.sock"):
+        carrying = asyncio.create_task(inside.carry(*await asyncio.open_unix_connection(tmp_path / "relay.sock")))
+        while not (inside.is_carried and outside.is_carried):
+            await asyncio.sleep(0)
+        time.sleep((SILENCES + 2) * TICK_S)
+        await asyncio.sleep(2 * TICK_S)
+        assert (inside.is_carried, outside.is_carried) == (True, True)
+        for task in (carrying, *serving):
+            task.cancel()
+        await asyncio.gather(carrying, *serving, return_exceptions=True)

@@ -45,7 +45,7 @@ from tests.session_servers.asked_bodies import is_digest_of
 from tests.session_servers.remembered import Remembered
 from tests.session_servers.store_file import ledger_of, read_file
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 A_MOMENT_S = 0.002
 SLOW_S = 0.0002
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

@@ -35,7 +35,7 @@ async def client_of(
 ) -> AsyncIterator[tuple[SessionServerClient, CannedServer]]:
     """A client of a server that gives `answers`."""
     async with canned_server(*answers) as server:
-        client = SessionServerClient(server.url, deadlines=deadlines or Deadlines(create_s=2, read_s=2, delete_s=0.5))
+        client = SessionServerClient(server.url, deadlines=deadlines or Deadlines(create_s=30, read_s=30, delete_s=0.5))
         try:
             yield client, server
         finally:
@@ -121,6 +121,16 @@ async def test_a_server_that_never_answers_costs_the_deadline():
             await client.delete("a1")
 
     assert time.monotonic() - started < 20
+
+
+async def test_a_verb_of_the_gate_asks_a_server_that_hangs_again():
+    """Its attempts share the deadline."""
+    async with client_of(SAY_NOTHING) as (client, server):
+        with pytest.raises(SessionServerError):
+            await client.gate("abort").drain(deadline_s=1.5)
+
+    assert set(server.requests) == {"POST /sessions/drain"}
+    assert len(server.requests) > 1
 
 
 async def test_everybody_who_waits_at_a_gate_gets_a_session_when_it_opens():

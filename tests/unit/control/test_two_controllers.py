@@ -25,7 +25,7 @@ from tests.builders import toy_template
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import SetClock, eventually, serving_with
 
-BRIEF = AbortBudget(drain_s=5, engines_s=5, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5)
+BRIEF = AbortBudget(drain_s=20, engines_s=20, hooks_s=0.1, agents_s=0.05, kill_s=0.05, collect_s=0.5)
 QUICK = UpdateBudget(sweep_s=0, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=0.5, turn_s=10)
 
 
@@ -88,10 +88,10 @@ async def test_a_hold_is_renewed_as_long_as_its_block():
     async with serving_with(engine) as client:
         gatekeeper = client.server.gatekeeper
         gatekeeper.lease_clock = lambda: now[0]
-        async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=1.5)).update(1) as update:
-            for _ in range(3):
-                now[0] += 1.0
-                await eventually(lambda: gatekeeper.gate.holds[0].until > now[0] + 1.25)
+        async with WeightUpdater([engine], [client.url], budget=replace(QUICK, hold_ttl_s=3.0)).update(1) as update:
+            for _ in range(2):
+                now[0] += 2.0
+                await eventually(lambda: gatekeeper.gate.holds[0].until > now[0] + 2.5)
             await update.apply(CHECKPOINT)
 
         assert update.report.problems == ()

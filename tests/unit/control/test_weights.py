@@ -24,7 +24,7 @@ from tests.builders import user
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import Client, eventually, serving_with
 
-QUICK = UpdateBudget(sweep_s=2, gate_s=2, pause_s=0.1, apply_s=0.3, verify_s=0.3, continue_s=0.1)
+PATIENT = UpdateBudget(sweep_s=2, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
 
 def pairs(sample) -> list[tuple[float, int]]:
@@ -172,7 +172,7 @@ async def test_a_worker_that_an_update_has_settled_serves_although_another_does_
         await pool.read_version()
         assert [worker.fence for worker in pool.workers] == ["", UNSETTLED]
         workers[0].fails["resume"] = EngineError("500")
-        await update_to(2, [pool], [], budget=QUICK)
+        await update_to(2, [pool], [], budget=replace(PATIENT, continue_s=0.2))
 
         assert [worker.fence for worker in pool.workers] == ["", ""]
 
@@ -227,11 +227,11 @@ async def test_a_cancelled_update_opens_everything_again(engine, client):
     assert (await client.gate())["state"] == "open"
 
 
-@pytest.mark.parametrize("verb", ["pause", "update", "resume"])
-async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(workers, pooled, verb):
+@pytest.mark.parametrize(("verb", "step"), [("pause", "pause_s"), ("update", "apply_s"), ("resume", "continue_s")])
+async def test_an_engine_that_never_answers_costs_its_budget_and_the_gates_open(workers, pooled, verb, step):
     """One of two workers hangs in one of the verbs."""
     workers[1].fails[verb] = None
-    report = await update_to(1, workers, [pooled.url], budget=QUICK)
+    report = await update_to(1, workers, [pooled.url], budget=replace(PATIENT, **{step: 0.2}))
 
     assert (await pooled.gate())["state"] == "open"
     assert any("did not answer within" in problem for problem in report.problems)

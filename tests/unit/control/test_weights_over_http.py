@@ -36,7 +36,7 @@ from tests.session_servers.served import PATIENCE_S, Client, eventually
 
 CHECKPOINT = Path("/weights/b")
 CONTINUES = {"sglang": "/continue_generation", "vllm": "/resume"}
-QUICK = UpdateBudget(sweep_s=5, gate_s=5, pause_s=5, apply_s=5, verify_s=5, continue_s=5)
+QUICK = UpdateBudget(sweep_s=5, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
 
 @dataclass
@@ -301,7 +301,7 @@ async def test_a_server_that_finds_a_hold_that_ran_out_continues_its_engine_befo
     """Controller and server died together: what the store knows of the hold is all that is left of them."""
     fake = make_fake("sglang", scripted_engine())
     found = DiscoveredPool(
-        lambda: [FoundWorker("it", partial(fake_provider, fake))], interval_s=0.05, start_timeout_s=5
+        lambda: [FoundWorker("it", partial(fake_provider, fake))], interval_s=0.05, start_timeout_s=60
     )
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(serving(fake, notices_disconnects=False))
@@ -322,7 +322,7 @@ async def test_an_abort_names_engines_that_somebody_left_paused_and_continues_th
     async with cluster.updater().update(1):
         during = await abort(continue_engines=True)
     async with AsyncExitStack() as stack:
-        for engine in (await reach(cluster.addresses, stack, 5)).reached.values():
+        for engine in (await reach(cluster.addresses, stack, 30)).reached.values():
             await engine.pause(PauseMode.ABORT)
     found = await abort()
     continued = await abort(continue_engines=True)

@@ -29,7 +29,7 @@ class ToyProvider:
 
     def __init__(self, url: str, *, vocab_size: int, **settings: Any) -> None:
         del settings  # it has neither a key, nor a guard, nor another scale
-        self._http = httpx.AsyncClient(base_url=url, timeout=10)
+        self._http = httpx.AsyncClient(base_url=url, timeout=60)
         self.capabilities = Capabilities(
             engine="toy",
             model="toy",

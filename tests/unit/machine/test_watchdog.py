@@ -67,7 +67,7 @@ def test_what_a_harness_wrote_before_it_was_killed_is_read(survivors):
     with subprocess.Popen(["sleep", "300"], start_new_session=True) as agent:
         os.write(writing, f"+{agent.pid} \n".encode())
         subprocess.run([sys.executable, "-I", "-S", group_reaper.__file__, "0"], stdin=reading, timeout=60, check=True)
-        left = survivors([agent.pid], 5)
+        left = survivors([agent.pid])
         agent.kill()
     os.close(reading)
     os.close(writing)
@@ -142,7 +142,7 @@ async def test_a_killed_watchdog_is_replaced(survivors):
             watchdog.watch(old.pid)
             first = watchdog.pid
             os.kill(first, signal.SIGKILL)
-            await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)], 5)
+            await asyncio.to_thread(psutil.wait_procs, [psutil.Process(first)], 60)
             watchdog.watch(new.pid)
 
             assert watchdog.pid != first

@@ -27,7 +27,7 @@ SETTINGS = ServerSettings(repeat_guard=GUARD)
 async def serving(engine: ScriptedEngine, settings: ServerSettings = SETTINGS) -> AsyncIterator[Client]:
     async with (
         serve(engine, toy_template(), open_store("memory"), settings) as running,
-        httpx.AsyncClient(base_url=running.url, timeout=10) as http,
+        httpx.AsyncClient(base_url=running.url, timeout=60) as http,
     ):
         yield Client(http, engine, running.server, running.url, running.restored)
 

@@ -367,9 +367,12 @@ async def test_a_turn_in_flight_when_the_agent_is_stopped_is_recorded(tmp_path: 
     """The engine sampled its tokens, so they must be accounted for."""
     slow = ScriptStep(text="A slow answer. " * 20, token_delay_s=0.2)
     async with manager_of(slow) as (manager, _):
-        rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=5))
+        for deadline_s in (1.5, 6, 24):  # as above
+            rollout = await manager.run(program(tmp_path, "ask('Hi')", deadline_s=deadline_s))
+            assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
+            if rollout.session["turns"]:
+                break
 
-    assert rollout.outcome.kind is OutcomeKind.TIMED_OUT
     assert len(rollout.session["turns"]) == 1
     assert rollout.session["ledger"]["generated"] > 0
 
@@ -528,7 +531,8 @@ async def test_rollouts_at_once_leave_no_process_and_no_file(tmp_path: Path):
             for n, (source, deadline_s) in enumerate([*sources.items()] * 2)
         ]
         rollouts = await asyncio.gather(*(manager.run(task) for task in tasks))
-    await eventually(lambda: resources() == before)  # closed connections are noticed at the other end
+    # Closed connections are noticed at the other end, those of the test before as well.
+    await eventually(lambda: all(now <= then for now, then in zip(resources(), before, strict=True)))
 
     kinds = [OutcomeKind.FINISHED, OutcomeKind.CRASHED, OutcomeKind.NO_MODEL_CALL, OutcomeKind.TIMED_OUT]
     assert [rollout.outcome.kind for rollout in rollouts] == kinds * 2

@@ -20,7 +20,7 @@ from harness.server.settings import ServerSettings
 from harness.types import SampleStatus
 from tests.controllers.aborting import FAST, IMPATIENT, PATIENT, call, do_nothing, stage, stubborn
 
-UPDATE = UpdateBudget(sweep_s=2, gate_s=2, pause_s=2, apply_s=2, verify_s=2, continue_s=2)
+UPDATE = UpdateBudget(sweep_s=2, gate_s=20, pause_s=20, apply_s=20, verify_s=20, continue_s=20)
 
 
 async def test_a_rollout_stands_still_for_the_time_of_a_block(tmp_path: Path):

@@ -51,8 +51,10 @@ async def test_a_record_says_where_the_seconds_of_a_turn_went(tmp_path):
         await client.held(1)
         await client.http.post("/sessions/resume")
         await client.sampling()
+        await client.engine.pause(PauseMode.KEEP)  # it samples no further until the gate is shut
         await client.http.post("/sessions/pause")
         await client.engine.abort(None)
+        await client.engine.resume()
         await client.held(1)
         await client.http.post("/sessions/resume")
         assert (await request).status_code == 200

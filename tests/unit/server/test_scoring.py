@@ -45,6 +45,7 @@ async def test_a_continued_turn_scores_itself_and_the_turns_before_it(tmp_path):
         request = asyncio.create_task(client.chat(session, messages))
         for version in ("1", "2"):
             await client.sampling()
+            await client.engine.pause(PauseMode.KEEP)  # it samples no further until the gate is shut
             await client.http.post("/sessions/pause")
             await client.engine.pause(PauseMode.ABORT)
             await client.held(1)
@@ -63,6 +64,7 @@ async def test_a_continued_turn_on_another_scale_leaves_its_own_tokens_alone():
         messages = [*HI, await client.say(session, HI), user("continue")]
         request = asyncio.create_task(client.chat(session, messages, min_tokens=1))
         await client.sampling()
+        await client.engine.pause(PauseMode.KEEP)  # it samples no further until the gate is shut
         await client.http.post("/sessions/pause")
         await client.engine.pause(PauseMode.ABORT)
         await client.held(1)

@@ -139,7 +139,7 @@ CASES: Mapping[TurnEnd, Case] = {
     TurnEnd.CLIENT_LEFT: Case(leave, code="client_left"),
     TurnEnd.SESSION_ENDED: Case(end_session, status=404, code="session_closed"),
     TurnEnd.GATE_TIMEOUT: Case(
-        pause_for_too_long, status=503, settings=ServerSettings(pause_timeout_s=0.2), code="gate_closed"
+        pause_for_too_long, status=503, settings=ServerSettings(pause_timeout_s=2.0), code="gate_closed"
     ),
     TurnEnd.ENGINE_FAILED: Case(
         step=ScriptStep(text=TEXT, fault=ScriptedFault.REJECT), status=400, code="engine_rejected"

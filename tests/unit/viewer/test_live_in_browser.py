@@ -8,24 +8,33 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from harness.engines.scripted import ScriptStep
+from harness.engines.base import PauseMode
+from harness.engines.scripted import ScriptedEngine, ScriptStep
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
 from tests.browser import HOSTILE, PATIENCE_S, Sight, looking_at
 from tests.builders import user
-from tests.session_servers.served import Client, says, serving
+from tests.session_servers.served import Client, eventually, says, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
 
 TOKEN = "the-operators-own"
-SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.12)
+SLOW = ScriptStep(text="One word after the other, and on it goes for quite a while.", token_delay_s=0.02)
 SETTINGS = ServerSettings(admin_token=TOKEN)
 
 
 def live(client: Client) -> AbstractAsyncContextManager[RunningPage]:
     """The live page of the server."""
     return serve_live(SessionServerAddress(client.url, TOKEN))
+
+
+async def sample_one_more(engine: ScriptedEngine) -> None:
+    """Let the one request continue by a token or two, and then stand still: a browser may take long to show it."""
+    sampled = sum(live.sampled for live in engine.live)
+    await engine.resume()
+    await eventually(lambda: sum(live.sampled for live in engine.live) > sampled)
+    await engine.pause(PauseMode.KEEP)
 
 
 async def chosen(sight: Sight) -> str:
@@ -61,13 +70,17 @@ async def test_a_turn_is_seen_while_it_grows_and_when_it_has_ended(browser: Brow
         await sight.until("sessions", session.session_id[:8])
         await sight.press("Enter")
         await sight.until("ending", f"{session.session_id}")
+        await client.engine.pause(PauseMode.KEEP)
         call = asyncio.create_task(client.say(session, [user("Begin.")]))
         await sight.until("why", "1 in flight")
         grown: list[int] = []
-        while len({*grown}) < 3:
-            grown += [int(count) for count in re.findall(r"(\d+) tokens(?!/)", await chosen(sight))]
-            await asyncio.sleep(0.05)
+        for distinct in (1, 2, 3):
+            await sample_one_more(client.engine)
+            while len({*grown}) < distinct:
+                grown += [int(count) for count in re.findall(r"(\d+) tokens(?!/)", await chosen(sight))]
+                await asyncio.sleep(0.05)
         flying = await sight.texts(".turn.flying")
+        await client.engine.resume()
         said = (await call)["content"]
         await until_texts(sight, "#turns .row", 1)
 
@@ -189,7 +202,7 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
             await client.create()
             await until_texts(sight, "#sessions .session", 3)
 
-            assert await sight.text("standing") == ""
+            await until_true(sight, "document.querySelector('#standing').innerText === ''")
             assert (await sight.texts("#sessions .session b"))[:2] == [kept.session_id[:8], deleted.session_id[:8]]
 
 
@@ -248,6 +261,7 @@ async def test_several_browsers_see_the_same(browser: Browser):
         await sights[2].press("j", "j", "Enter")
         for number, sight in enumerate(sights):
             await sight.until("conversation", f"Begin {number}.")
+            await until_texts(sight, "#turns .row", 1)
             await sight.press("2")
             assert "One word" in "".join(await sight.texts(".token.trained"))
         await sights[0].choose("o", "tool")

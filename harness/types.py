@@ -548,8 +548,8 @@ def as_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> TokenIds:
     if not isinstance(ids, np.ndarray):
         try:
             return np.frombuffer(struct.pack(f"{len(ids)}i", *ids), np.int32)  # numpy takes three times as long
-        except struct.error:
-            raise OverflowError(f"expected ids of 32 bits, got {min(ids)} to {max(ids)}") from None
+        except struct.error as error:
+            raise OverflowError(f"expected ids of 32 bits: {error}") from None
     array = np.asarray(ids, dtype=np.int32).view()
     array.flags.writeable = False
     return array

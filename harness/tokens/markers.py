@@ -6,25 +6,23 @@ the template's own, and the private characters are encoded as ordinary text.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from harness.errors import MalformedRequest
-from harness.tokens.outputs.reasoning import REASONING_MARKERS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, Message
 
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _PRIVATE = re.compile("[" + "".join(f"{chr(codes[0])}-{chr(codes[-1])}" for codes in _PRIVATE_USE) + "]")
 _STRETCH = 100_000  # characters; a search holds the GIL until it is done
-_WORDS_OF_THE_MODEL = frozenset(chain(*REASONING_MARKERS, ("<tool_call>", "</tool_call>")))
-"""Markers that stay in a replayed assistant message: they structure it and do not end it."""
 
 
 class GuardedMessages:
-    """Messages without markers, and the encoder of text rendered from them."""
+    """Messages without markers, and the encoder of text rendered from them. Assistant messages keep the `kept` ones."""
 
-    def __init__(self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Json], kept: Collection[str] = ()
+    ) -> None:
         """Raise `MalformedRequest` if no private character is left to stand for a marker."""
         self.messages, self.tools = messages, tools
         self._tokenizer = tokenizer
@@ -33,7 +31,7 @@ class GuardedMessages:
         self._placeholders = _placeholders(found, texts) if found else {}
         if found:
             all_hidden = self._placeholders
-            own_kept = {marker: each for marker, each in all_hidden.items() if marker not in _WORDS_OF_THE_MODEL}
+            own_kept = {marker: each for marker, each in all_hidden.items() if marker not in kept}
             self.messages = [
                 _hide(message, own_kept if message.get("role") == "assistant" else all_hidden) for message in messages
             ]

@@ -53,6 +53,9 @@ class Unread(CallSyntax):
         return as_malformed(pieces)
 
 
+_MOST_MARKER_IDS = 64  # of a marker that is spelled out, with the white space behind it
+
+
 class OutputReader:
     def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax, template_source: str = "") -> None:
         self.syntax = syntax
@@ -63,6 +66,9 @@ class OutputReader:
         self._turning_points = {*ids, *tokenizer.eos_ids}
         begins = [each for each in ANSWER_BEGINS if tokenizer.marker_id(each) is not None]
         self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *begins), ANSWER_ENDS)
+        pair = "".join(self._reasoning or ())
+        self.own_markers = {"<tool_call>", "</tool_call>", *(each.group() for each in tokenizer.find_markers(pair))}
+        """Markers that structure an answer and do not end it: a replayed one keeps them."""
         marker_ids = {tokenizer.marker_id(marker) for marker in syntax.markers}
         self._silent_ids = tokenizer.eos_ids - marker_ids
         self._structure_ids = frozenset({*map(tokenizer.marker_id, tokenizer.added_tokens)} - marker_ids)
@@ -99,7 +105,8 @@ class OutputReader:
 
     def ends_in_reasoning(self, context_ids: Sequence[int]) -> bool:
         if self._begin_id is None:  # spelled out, as other messages may spell it, too
-            return self._tokenizer.decode(context_ids).rstrip().endswith(self._begin)
+            tail = self._tokenizer.decode(context_ids[-_MOST_MARKER_IDS:])
+            return self._reasoning is not None and tail.rstrip().endswith(self._begin)
         turned = (token_id for token_id in reversed(context_ids) if token_id in self._turning_points)
         return next(turned, None) == self._begin_id
 

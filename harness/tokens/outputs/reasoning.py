@@ -95,8 +95,9 @@ class ReasoningSplit:
         return Split(rest=self._take_waiting())
 
     def _push_inside(self, piece: Piece) -> Split:
-        if piece == self._end:
-            self._place = _MarkerPlace.BEHIND
+        begins_answer = piece.is_marker and piece.text in ANSWER_BEGINS
+        if piece == self._end or begins_answer:
+            self._place = _MarkerPlace.REST if begins_answer else _MarkerPlace.BEHIND
             return Split(self._give("".join(each.text for each in self._take_waiting()).rstrip("\n")))
         self._waiting.append(piece)
         if self._place is _MarkerPlace.DRAFT:

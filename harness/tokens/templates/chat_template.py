@@ -7,7 +7,7 @@ trick. Does not know sessions.
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import chain
 from os.path import commonprefix
@@ -72,6 +72,10 @@ class ChatTemplateTokenizer:
         self._suffixes = KeptSuffixes(self.tokenizer, self.end_ids, self.dummy_text, self._dummy_ids)
 
     @property
+    def own_markers(self) -> Collection[str]:
+        return self._reader.own_markers
+
+    @property
     def end_of_turn_id(self) -> int | None:
         return min(self.end_ids or self.tokenizer.eos_ids, default=None)
 
@@ -81,7 +85,7 @@ class ChatTemplateTokenizer:
         return cls(Tokenizer.load(directory), JinjaTemplate.load(directory, template_file))
 
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
-        guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools)
+        guard = GuardedMessages(self.tokenizer, self.form.apply(messages), tools, self.own_markers)
         try:
             return guard.encode(self.template.render(guard.messages, guard.tools))
         except MalformedRequest as error:
@@ -105,7 +109,7 @@ class ChatTemplateTokenizer:
         return last in self.end_ids and self._reader.is_plain(previous.context_ids, said)
 
     def with_variables(self, variables: Mapping[str, Any]) -> "ChatTemplateTokenizer":
-        return self._bound(json.dumps(variables, sort_keys=True)) if variables else self
+        return self._bound(json.dumps(variables)) if variables else self
 
     def _bind(self, variables: str) -> "ChatTemplateTokenizer":
         bound = json.loads(variables)
@@ -203,7 +207,7 @@ class ChatTemplateTokenizer:
         tools: Sequence[Json],
         end: int | None,
     ) -> list[int] | None:
-        guard = GuardedMessages(self.tokenizer, self.form.apply(messages, goes_on=True), tools)
+        guard = GuardedMessages(self.tokenizer, self.form.apply(messages, goes_on=True), tools, self.own_markers)
         *start, answer = self.form.apply([*dummy_start(transition), {**reply, "content": ""}])
         text = self._trick.find(start, answer, guard.messages, guard.tools)
         if text is None:

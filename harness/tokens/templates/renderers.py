@@ -49,7 +49,7 @@ class RenderersTokenizer:
     def render_ids(self, messages: Sequence[Message], tools: Sequence[Json]) -> list[int]:
         if self._bridges_only:
             return self._template.render_ids(messages, tools)
-        guard = GuardedMessages(self.tokenizer, self._form.apply(messages), tools)
+        guard = self._guard(self._form.apply(messages), tools)
         renderer = self._renderer_for(guard)
         try:
             ids = renderer.render_ids(
@@ -76,7 +76,7 @@ class RenderersTokenizer:
         return self._bridge(list(previous.context_ids), list(previous.output_ids), messages, tools)
 
     def with_variables(self, variables: Mapping[str, Any]) -> ChatTokenizer:
-        return self._bound(json.dumps(variables, sort_keys=True)) if variables else self
+        return self._bound(json.dumps(variables)) if variables else self
 
     def _bind(self, variables: str) -> ChatTokenizer:
         template = self._template.with_variables(json.loads(variables))
@@ -151,10 +151,13 @@ class RenderersTokenizer:
                 return True
         return False
 
+    def _guard(self, messages: Sequence[Message], tools: Sequence[Json]) -> GuardedMessages:
+        return GuardedMessages(self.tokenizer, messages, tools, self._template.own_markers)
+
     def _bridge(
         self, context: list[int], output: list[int], messages: Sequence[Message], tools: Sequence[Json]
     ) -> list[int] | None:
-        guard = GuardedMessages(self.tokenizer, self._form.apply(messages, goes_on=True), tools)
+        guard = self._guard(self._form.apply(messages, goes_on=True), tools)
         renderer = self._renderer_for(guard)
         try:
             bridged = renderer.bridge_to_next_turn(

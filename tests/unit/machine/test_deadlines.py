@@ -90,6 +90,27 @@ async def test_a_deadline_moves_until_it_has_passed():
     assert deadline.has_passed
 
 
+async def test_a_deadline_that_is_due_interrupts_the_next_await():
+    """Even one that other callbacks would end first."""
+
+    async def move_and_go_on() -> None:
+        with Deadline(PATIENCE_S) as deadline:
+            deadline.move()
+            await asyncio.sleep(0)
+
+    with pytest.raises(TimeoutError):
+        await move_and_go_on()
+
+
+async def test_a_deadline_cannot_be_moved_behind_its_block():
+    with Deadline(PATIENCE_S) as deadline:
+        pass
+    deadline.move()
+    await asyncio.sleep(0)
+
+    assert not deadline.has_passed
+
+
 async def test_what_goes_on_beside_a_block_ends_with_it():
     """It has ended when the block is left, its own end included."""
     said: list[str] = []

@@ -260,6 +260,39 @@ def test_a_long_text_has_the_ids_that_its_encoding_in_one_piece_has(real_templat
     assert tokenizer.encode_plain(text) == list(tokenizer._plain.encode(text, add_special_tokens=False).ids)
 
 
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [(("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")), (("<|channel>", "<channel|>"), ("<b>", "</b>"))],
+)
+def test_a_replayed_answer_keeps_the_reasoning_markers_of_its_own_family_alone(own, other):
+    """Another family's are text there, even as added tokens. Gemma 4's first marker is a token and a word."""
+    raw = RawTokenizer.from_str(toy_tokenizer()._raw.to_str())
+    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text in (*own, *other)])
+    tokenizer = Tokenizer(raw, eos_ids=toy_tokenizer().eos_ids)
+    template = JinjaTemplate(f"{toy_template().template.text}{{# {own[0]}thought #}}")
+    text = "".join(f"{begin}thought{end}" for begin, end in (own, other))
+    ids = ChatTemplateTokenizer(tokenizer, template).render_ids([user(text), assistant(text)], [])
+    added = {tokenizer.marker_id(each) for each in (*own, *other)}
+
+    assert [each for each in ids if each in added] == [*map(tokenizer.marker_id, own)]
+
+
+def test_a_template_variable_is_rendered_in_its_own_order():
+    """Each order has an own prompt."""
+    chat = ChatTemplateTokenizer(
+        toy_tokenizer(), JinjaTemplate(toy_template().template.text + "{{ own | default(none) | tojson }}")
+    )
+    texts = []
+    for value in ({"b": 1, "a": {"z": 1, "y": 2}}, {"a": {"y": 2, "z": 1}, "b": 1}):
+        bound = chat.with_variables({"own": value})
+        texts.append(chat.tokenizer.decode(bound.render_ids([user("hi")], [])))
+
+    assert [text[text.index('{"') :] for text in texts] == [
+        '{"b": 1, "a": {"z": 1, "y": 2}}',
+        '{"a": {"y": 2, "z": 1}, "b": 1}',
+    ]
+
+
 @given(st.lists(st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im_", "x", "<", "|>", "end" * 3_000]), max_size=60))
 @example(["x" * 99_995, "<|im_end|>", "x" * 99_990, "<|im_start|>"])
 def test_markers_are_found_in_stretches_as_in_one_piece(parts):

@@ -117,6 +117,13 @@ def test_reasoning_is_read_between_the_markers_of_each_family(begin, end, has_id
     assert read_behind(prompt, f"{begin}hm{end}{CALL}") == ParsedOutput("", (CALLED,), reasoning="hm")
 
 
+def test_no_reasoning_is_open_where_the_family_has_none():
+    """Whatever the prompt ends in."""
+    reader = OutputReader(toy_tokenizer(), Hermes())
+
+    assert not reader.ends_in_reasoning(toy_tokenizer().encode("say <think>"))
+
+
 @pytest.mark.parametrize(
     ("output", "parsed"),
     [
@@ -127,6 +134,7 @@ def test_reasoning_is_read_between_the_markers_of_each_family(begin, end, has_id
             "<|START_THINKING|>x<|END_THINKING|><|START_RESPONSE|>yes<|END_RESPONSE|>",
             ParsedOutput("yes", reasoning="x"),
         ),
+        ("<|START_THINKING|>x<|START_RESPONSE|>yes<|END_RESPONSE|>", ParsedOutput("yes", reasoning="x")),
         ("<|START_TEXT|>yes<|END_TEXT|>", ParsedOutput("yes")),
         (f"{CALL}<|END_RESPONSE|>", ParsedOutput("", (CALLED,))),
         ("a<|END_RESPONSE|>b<|START_RESPONSE|>", ParsedOutput("a<|END_RESPONSE|>b<|START_RESPONSE|>")),

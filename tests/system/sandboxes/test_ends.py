@@ -4,8 +4,10 @@ import asyncio
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from harness.errors import Cause
@@ -68,8 +70,14 @@ def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
         "mounts": mounts,
         "containers": [name for name in containers if ours in name],
         # A container that its engine has lost has a monitor, whose command line names it.
-        "processes": [*processes_with(MARK), *processes_with(PREFIX, ours)],
+        "processes": [*processes_with(MARK), *staying(processes_with(PREFIX, ours))],
     }
+
+
+def staying(pids: Sequence[str]) -> list[str]:
+    """Those of `pids` that do not end by themselves, as the monitor of a removed container does."""
+    found = [each for each in psutil.process_iter() if str(each.pid) in pids]
+    return [str(each.pid) for each in psutil.wait_procs(found, timeout=10)[1]]
 
 
 def processes_with(*marks: str) -> list[str]:

@@ -1,5 +1,6 @@
 """Figures of a trainer's step, read back from the stores that the environment names."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -83,7 +84,11 @@ async def test_a_step_of_miles_is_in_the_stores_beside_a_run_of_its_own(folder: 
     )
     assert steps[2]["rollout/reward_mean"] == 1.0
     [file] = (folder / "wandb").glob("offline-run-*/*.wandb")
-    lines = [line for line in wandb_values(file.read_bytes()) if "train/samples_total" in line]
+    lines: list[dict[str, float]] = []
+    async with asyncio.timeout(60):  # W&B's own process writes the file, also behind the end of its run
+        while not lines:
+            lines = [line for line in wandb_values(file.read_bytes()) if "train/samples_total" in line]
+            await asyncio.sleep(0.05)
     assert lines[0] == pytest.approx(lines[0] | {"ledger/trained": trained, "rollout/reward_mean": 0.5})
 
 

@@ -16,6 +16,8 @@ def wandb_values(content: bytes) -> Iterator[dict[str, float]]:
             place += left
             continue
         _, size, kind = struct.unpack("<IHB", content[place : place + 7])
+        if place + 7 + size > len(content):
+            return  # it is still being written
         part += content[place + 7 : place + 7 + size]
         place += 7 + size
         if kind not in (1, 4):  # a whole record, or the last part of one

@@ -25,7 +25,7 @@ run: setup model  ## a scenario, end to end, on a real model
 	$(PY) -m harness run quickstart $(ARGS)
 
 # The type checker has one core, and the tests the other until it is done. Where make can, `check` prints a recipe when it ends.
-check: setup-dev  ## what to run before every commit: two minutes, no model, no agents, no browser
+check: setup-dev  ## what to run before every commit: under three minutes, no model, no agents, no browser
 	@$(MAKE) --no-print-directory --jobs $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) lint types layers unit
 
 test: setup-dev model lint  ## everything that runs without a GPU

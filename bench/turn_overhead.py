@@ -37,7 +37,7 @@ from bench.tool_loop.driver import check, converse
 from bench.tool_loop.processes import ServerProcess, compared_process, cpu_s, server_process
 from bench.tool_loop.servers import OUTPUT_TOKENS, ROLES
 from bench.tool_loop.words import tool_texts
-from harness.lab.models.npm_tokenizer import QWEN3, fetch_tokenizer
+from harness.lab.models.tokenizer_files import QWEN3, fetch_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 TOOL_TOKENS = 256

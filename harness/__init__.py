@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.engines.base import PauseMode as PauseMode
     from harness.engines.base import TokenProvider as TokenProvider
     from harness.engines.connect import open_engine as open_engine
-    from harness.engines.examine.closeness import check_logprobs_close as check_logprobs_close
+    from harness.engines.examine.comparison import check_logprobs_close as check_logprobs_close
     from harness.engines.huggingface.provider import HuggingFaceTokenProvider as HuggingFaceTokenProvider
     from harness.engines.pool.pool import EnginePool as EnginePool
     from harness.engines.remote.sglang import SGLangTokenProvider as SGLangTokenProvider
@@ -108,7 +108,7 @@ _NAMES: Mapping[str, str] = {
     "engines.remote.vllm": "VLLMTokenProvider",
     "engines.huggingface.provider": "HuggingFaceTokenProvider",
     "tokens.templates.chat_template": "ChatTemplateTokenizer",
-    "engines.examine.closeness": "check_logprobs_close",
+    "engines.examine.comparison": "check_logprobs_close",
     "engines.pool.pool": "EnginePool",
     "engines.scripted": "ScriptedEngine Script ScriptStep ScriptedFault",
     # Values

@@ -7,9 +7,8 @@ from typing import Any
 from harness.errors import Cause
 from harness.samples.rollout import OutcomeKind
 from harness.suite.record.config import Overrides, select
-from harness.suite.record.lock import note_engine, note_start
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog, RolloutRecord
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, note_engine, note_start
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from tests.builders import user

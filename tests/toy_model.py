@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from harness.lab.models.small_tokenizer import SPECIALS
-from harness.lab.models.small_tokenizer import write_small_tokenizer as write_toy_model
+from harness.lab.models.tokenizer_files import SPECIALS
+from harness.lab.models.tokenizer_files import write_small_tokenizer as write_toy_model
 
 __all__ = ["SPECIALS", "write_toy_model", "write_toy_weights"]
 

@@ -38,7 +38,7 @@ def demo(*, out: _Out = Path("demo"), as_json: options.Json = False) -> None:
     """
     import uvloop
 
-    from harness.lab.models.small_tokenizer import WORDS, write_small_tokenizer
+    from harness.lab.models.tokenizer_files import WORDS, write_small_tokenizer
     from harness.suite.scenarios.folder import find_scenarios
 
     store, tokenizer = out / "sessions.db", out / "tokenizer"

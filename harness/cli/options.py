@@ -303,7 +303,7 @@ class ServerOptions:
 
     def open_tokenizer(self, model_dir: Path | None) -> "ChatTokenizer":
         """Open the chat tokenizer of `--tokenizer`, else of `model_dir`. Raises `ScenarioError` without either."""
-        from harness.lab.models.chat_templates import find_template
+        from harness.lab.models.tokenizer_files import find_template
         from harness.tokens.model_family import open_chat_tokenizer
 
         folder = self.tokenizer or model_dir

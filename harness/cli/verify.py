@@ -36,7 +36,7 @@ def tokens(
 
     Example: `harness verify tokens --tokenizer ~/models/qwen3`
     """
-    from harness.lab.models.chat_templates import find_template
+    from harness.lab.models.tokenizer_files import find_template
     from harness.tokens.model_family import open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer
     from harness.tokens.verify import FamilyUnderTest, verify

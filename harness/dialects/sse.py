@@ -1,4 +1,4 @@
-"""Server-sent events as bytes, for every dialect that streams. `engines.event_stream` reads the events of engines."""
+"""Server-sent events as bytes, for every dialect that streams. `engines` reads those of servers."""
 
 from collections.abc import Iterator
 

@@ -22,8 +22,7 @@ from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
 
 import numpy as np
 
-from harness.engines.routed_experts import check_asked
-from harness.engines.sampling_masks import require_masks
+from harness.engines.recorded_rows import check_asked, require_masks
 from harness.errors import EngineRejected
 from harness.samples.versions import LabelOrder, is_unsettled
 from harness.token_rows import RoutedExperts

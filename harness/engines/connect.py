@@ -1,4 +1,4 @@
-"""Parses engine names, as in `--engine` or a scenario, and opens their providers.
+"""Parses engine names, as in `--engine` or a scenario, opens their providers, and identifies what they serve.
 
 `local` and `scripted` run in this process. `sglang=URL[,URL]` and `vllm=URL[,URL]` name servers; without a URL, a
 server yet to be started.
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.credentials import without_userinfo
-from harness.engines.base import TokenProvider
+from harness.engines.base import Capabilities, TokenProvider
 from harness.engines.kinds import ENGINE_KINDS, Opening, parse_kind, server_kinds
 from harness.engines.remote.address import EngineAddress
 from harness.errors import ScenarioError
+from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.tokenizer import Tokenizer
+from harness.types import Json
 from server_patch.repeat_terminate import RepeatTerminateConfig
 
 
@@ -103,3 +105,21 @@ def open_server(
     """Create the provider for a server, which must have `repeat_guard` and `tokenizer` if given."""
     server = server_kinds()[kind]
     return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key, tokenizer=tokenizer)
+
+
+def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) -> Json:
+    """Return the identity of a server, without program versions: equal ones sample the same tokens from messages."""
+    return {
+        "engine": capabilities.engine,
+        "model": capabilities.model,
+        "weights_digest": capabilities.weights_digest,
+        "tokenizer_digest": chat_tokenizer.tokenizer.digest,
+        "template_digest": chat_tokenizer.describe().template_digest,
+        "repeat_guard": capabilities.repeat_guard,
+    }
+
+
+def programs_of(engine: TokenProvider) -> list[str]:
+    """Return the programs that sample for `engine`, such as `sglang 0.5.15` or `local`."""
+    found = [worker.capabilities for worker in engine.workers.providers.values()]
+    return sorted({f"{each.engine} {each.version}".rstrip() for each in found})

@@ -34,8 +34,8 @@ from harness.engines.base import (
     PauseMode,
     check_request,
 )
+from harness.engines.recorded_rows import MAX_MASK_IDS
 from harness.engines.repeat_guard import object_key_ids
-from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailable, ScenarioError
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from harness.engines.base import TokenProvider
 from harness.engines.connect import EngineName, open_engine
 from harness.engines.remote.address import EngineAddress
-from harness.engines.remote.same_tokenizer import texts_to_compare
+from harness.engines.remote.served_model import texts_to_compare
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError
 from harness.tokens.chat_tokenizer import ChatTokenizer

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from harness._version import __version__
 from harness.engines.base import is_on_prompt_scale
-from harness.engines.identity import programs_of, serving_identity
+from harness.engines.connect import programs_of, serving_identity
 from harness.errors import EngineUnavailable, ServerStopping, StoreError, WeightsUnsettled
 from harness.machine.log import get_logger
 from harness.server.http.access import is_operator

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from msgspec import structs
 
 from harness.engines.base import TokenProvider, is_on_prompt_scale
-from harness.engines.routed_experts import check_returned
-from harness.engines.sampling_masks import check_masks
+from harness.engines.recorded_rows import check_masks, check_returned
 from harness.errors import EngineError, EngineReplyInvalid, HarnessError, LimitReached
 from harness.machine.clock import Clock
 from harness.machine.deadlines import Deadline

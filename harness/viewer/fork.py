@@ -23,13 +23,11 @@ from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import score_session
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.config import RunConfig
-from harness.suite.record.lock import check_same_engine, read_lock
 from harness.suite.record.rollout_table import read_rollouts
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, check_same_engine, read_lock
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.services import EngineChoice, Services, serve_engine
-from harness.suite.scenarios.agent import open_agent
-from harness.suite.scenarios.plan import PlannedRollout
+from harness.suite.scenarios.plan import PlannedRollout, open_agent
 from harness.tokens.matching import NormalForm, normal_form
 from harness.types import Json, Sample
 from harness.viewer.look import look_at

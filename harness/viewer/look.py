@@ -24,9 +24,8 @@ from harness.suite.faults.firing import FaultLog
 from harness.suite.judge.accounting import ledger_of
 from harness.suite.record.attached_sessions import read_attached_record
 from harness.suite.record.config import RunConfig
-from harness.suite.record.lock import read_lock
 from harness.suite.record.rollout_table import RolloutRecord, read_rollouts, read_superseded
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, read_lock
 from harness.suite.run.audited import read_audit
 from harness.suite.training.report import TELEMETRY_FILE, read_telemetry
 from harness.tokens.tokenizer import Tokenizer

@@ -24,12 +24,10 @@ from harness.sessions.inheritance import turns_to_inherit
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance
 from harness.suite.record.config import RunConfig
-from harness.suite.record.lock import read_lock
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, read_lock
 from harness.suite.run.services import EngineChoice
-from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import INSTRUCTION_FILE, load_scenario
-from harness.suite.scenarios.plan import PlannedRollout, plan_rollouts
+from harness.suite.scenarios.plan import PlannedRollout, open_agent, plan_rollouts
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import GenerationRequest, GenerationResult

@@ -23,7 +23,7 @@ from typer.main import get_command
 
 from deploy.clean_environments import MEGABYTE
 from harness.cli.main import app
-from harness.lab.models.small_tokenizer import write_small_tokenizer
+from harness.lab.models.tokenizer_files import write_small_tokenizer
 from harness.server.settings import ServerSettings
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes

@@ -138,7 +138,7 @@ def test_lines_of_several_threads_are_whole(monkeypatch: pytest.MonkeyPatch, tmp
 EMBEDDED = """
 import asyncio, logging, sys
 from harness import MemoryStore, Script, ScriptedEngine, ServerSettings, serve
-from harness.lab.models.small_tokenizer import write_small_tokenizer
+from harness.lab.models.tokenizer_files import write_small_tokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from pathlib import Path
 if sys.argv[2:]:

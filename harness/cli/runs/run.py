@@ -190,7 +190,7 @@ def end_run(report: "RunReport", *, as_json: bool) -> None:
 
 def _settle(given: "Overrides") -> "Overrides":
     """Check the options against each other, and complete addresses and paths. Raises `ScenarioError`."""
-    from harness.lab.models.chat_templates import TEMPLATES, find_template
+    from harness.lab.models.tokenizer_files import TEMPLATES, find_template
     from harness.rollouts.client.connections import server_url
 
     if given.workers and given.engine is not None:

@@ -186,7 +186,7 @@ def serve(
 def _fetch(engine: str, model: str | None, server: options.ServerOptions) -> Path | None:
     from harness.cli.download import fetch
     from harness.engines.connect import EngineName
-    from harness.lab.models.small_tokenizer import small_tokenizer
+    from harness.lab.models.tokenizer_files import small_tokenizer
 
     if model is not None:
         return fetch(model)

@@ -18,8 +18,7 @@ from harness.engines.logprob_scale import CERTAIN, TEMPERATURE, TOLERANCE, measu
 from harness.engines.remote.address import EngineAddress
 from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.engines.remote.provider import RemoteProvider
-from harness.engines.remote.same_tokenizer import find_difference, texts_to_compare
-from harness.engines.remote.served_model import find_model
+from harness.engines.remote.served_model import find_difference, find_model, texts_to_compare
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.sglang_wire import ModelInfo, ServerInfo
 from harness.engines.remote.vllm import VLLMTokenProvider

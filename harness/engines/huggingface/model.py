@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from harness.engines.huggingface import ragged_attention
-from harness.engines.huggingface.kv_storage import KvStorage
-from harness.engines.huggingface.ragged_attention import RaggedPiece
+from harness.engines.huggingface.ragged_attention import KvStorage, RaggedPiece
 from harness.engines.huggingface.scheduler import KvOp, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
 from harness.errors import EngineRejected, ModelError

@@ -28,8 +28,8 @@ from harness.engines.base import (
 from harness.engines.huggingface.local_generation import StopRules
 from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
 from harness.engines.huggingface.thread import EngineThread
+from harness.engines.recorded_rows import MAX_MASK_IDS
 from harness.engines.repeat_guard import choose_guard, object_key_ids, prove_guard
-from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineError, EngineRejected, ModelError
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import (

@@ -1,11 +1,13 @@
-"""Attention over a ragged batch: tokens of many sequences in one row, without padding.
+"""Attention over a ragged batch: tokens of many sequences in one row, without padding, and the storage of their KV.
 
 Registered with transformers under `NAME`. Each piece of the row belongs to one sequence and attends only to its KV, so
 the batch affects a result only through rounding in matrix products. A model whose attention needs anything unknown
 (soft caps, sinks, biases) is refused.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,8 +15,75 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from harness.engines.huggingface.kv_storage import LayerKv, SequenceKv
+from harness.engines.huggingface.scheduler import KvCopy, KvDrop, KvOp
 from harness.errors import ModelError
+
+
+@dataclass(slots=True, eq=False)
+class LayerKv:
+    """Keys and values of one layer of one sequence, shape [1, heads, capacity, dimension]."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def bytes_per_token(self) -> int:
+        return int(sum(tensor[:, :, 0].numel() * tensor.element_size() for tensor in (self.keys, self.values)))
+
+    def copy(self, tokens: int, capacity: int) -> "LayerKv":
+        """Copy the first `tokens` into room for `capacity`."""
+        return LayerKv(_resize(self.keys, tokens, capacity), _resize(self.values, tokens, capacity))
+
+
+@dataclass(slots=True, eq=False)
+class SequenceKv:
+    layers: dict[int, LayerKv] = field(default_factory=dict)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, start: int, capacity: int) -> LayerKv:
+        """Write `keys` and `values` (shape [1, heads, tokens, dimension]) at position `start` of `layer`."""
+        stored = self.layers.get(layer)
+        if stored is None:  # the first tokens define the shape
+            stored = self.layers[layer] = LayerKv(keys, values).copy(0, capacity)
+        elif stored.keys.shape[2] < capacity:
+            stored = self.layers[layer] = stored.copy(start, capacity)
+        stop = start + keys.shape[2]
+        stored.keys[:, :, start:stop] = keys
+        stored.values[:, :, start:stop] = values
+        return stored
+
+    def copy(self, tokens: int, capacity: int) -> "SequenceKv":
+        return SequenceKv({index: layer.copy(tokens, capacity) for index, layer in self.layers.items()})
+
+
+class KvStorage:
+    """KV of every sequence, by the scheduler's names."""
+
+    def __init__(self) -> None:
+        self._sequences: defaultdict[int, SequenceKv] = defaultdict(SequenceKv)
+
+    def __getitem__(self, kv: int) -> SequenceKv:
+        return self._sequences[kv]
+
+    def bytes_per_token(self, kv: int) -> int:
+        return sum(layer.bytes_per_token for layer in self._sequences[kv].layers.values())
+
+    def apply(self, ops: list[KvOp]) -> None:
+        for op in ops:
+            match op:
+                case KvDrop(kv):
+                    self._sequences.pop(kv, None)
+                case KvCopy(source, target, tokens, capacity):
+                    self._sequences[target] = self._sequences[source].copy(tokens, capacity)
+
+    def clear(self) -> None:
+        self._sequences.clear()
+
+
+def _resize(tensor: Tensor, tokens: int, capacity: int) -> Tensor:
+    resized = tensor.new_empty((*tensor.shape[:2], capacity, tensor.shape[3]))
+    resized[:, :, :tokens] = tensor[:, :, :tokens]
+    return resized
+
 
 NAME = "harness_ragged"
 

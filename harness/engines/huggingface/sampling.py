@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.engines.huggingface.local_generation import SampledToken
-from harness.engines.sampling_masks import MAX_MASK_IDS
+from harness.engines.recorded_rows import MAX_MASK_IDS
 from harness.errors import EngineReplyInvalid
 from harness.top_logprobs import TopLogprobs
 from harness.types import Logprobs, SamplingParams, TokenIds

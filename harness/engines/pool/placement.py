@@ -14,12 +14,49 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from harness.engines.pool.prefixes import PrefixMap, block_keys
 from harness.types import TokenIds
 
+_BLOCK = 64
+_REMEMBERED_BLOCKS = 1 << 16
+_WORTH = 0.5  # of a prompt; less is what all prompts share, such as the template's text
 _REST_S = 5.0
 _REMEMBERED_SESSIONS = 100_000
 _AHEAD = 8  # requests or sessions by which a worker with the prefix may exceed the least busy one
+
+
+def block_keys(prompt: TokenIds) -> tuple[int, ...]:
+    """Return the keys of the whole blocks of `prompt`, int32 of shape (tokens,). A key covers all before it too."""
+    from xxhash import xxh3_64_intdigest
+
+    keys, key = [], 0
+    for start in range(0, prompt.size - _BLOCK + 1, _BLOCK):
+        key = xxh3_64_intdigest(prompt[start : start + _BLOCK].tobytes(), key)
+        keys.append(key)
+    return tuple(keys)
+
+
+class PrefixMap:
+    """Workers that were sent each block; evicts the least recently used."""
+
+    def __init__(self) -> None:
+        # Evictions in workers are not known; a wrong guess costs one prefill, as with any worker.
+        self._holders: OrderedDict[int, tuple[WorkerLoad, ...]] = OrderedDict()
+
+    def note(self, keys: Sequence[int], worker: "WorkerLoad") -> None:
+        for key in keys:
+            holders = self._holders.pop(key, ())
+            self._holders[key] = holders if worker in holders else (*holders, worker)
+        while len(self._holders) > _REMEMBERED_BLOCKS:
+            self._holders.popitem(last=False)
+
+    def holders(self, keys: Sequence[int]) -> "tuple[WorkerLoad, ...]":
+        """Return the workers with the longest known prefix; none if it is under half of the prompt."""
+        for index in range(len(keys) - 1, -1, -1):
+            if index + 1 < _WORTH * len(keys):
+                break
+            if holders := self._holders.get(keys[index]):
+                return holders
+        return ()
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +110,7 @@ class Placement:
     # time in the number of workers, not of requests.
     _queues: "dict[_Kind, OrderedDict[int, None]]" = field(default_factory=dict)
     _tickets: dict[str, set[int]] = field(default_factory=dict)
-    _prefixes: PrefixMap[WorkerLoad] = field(default_factory=PrefixMap)
+    _prefixes: PrefixMap = field(default_factory=PrefixMap)
     _asked: int = 0
 
     @property

@@ -25,9 +25,8 @@ import msgspec
 
 from harness.decoding import read_json
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
-from harness.engines.remote.event_stream import EventBuffer, LineTooLong
+from harness.engines.remote.http_bodies import EventBuffer, LineTooLong, error_for_status, excerpt, server_message
 from harness.engines.remote.http_connection import CannotConnect, EngineConnection, EngineConnections, StaleConnection
-from harness.engines.remote.http_errors import error_for_status, excerpt, server_message
 from harness.errors import EngineConnectionLost, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.machine.deadlines import Deadline
 from harness.types import Json

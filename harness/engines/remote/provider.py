@@ -19,14 +19,14 @@ import msgspec
 from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.pool.placement import Placement
+from harness.engines.recorded_rows import find_router
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight, LiveRequest
 from harness.engines.remote.reply import Asked, abort_unsent
-from harness.engines.remote.same_tokenizer import require_same_tokenizer
 from harness.engines.remote.served_label import ServedLabel
+from harness.engines.remote.served_model import require_same_tokenizer
 from harness.engines.remote.weight_change import ChangingServer, WeightChange
 from harness.engines.repeat_guard import GUARD_PROBE, choose_guard, require_guard
-from harness.engines.routed_experts import find_router
 from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.machine.log import get_logger
 from harness.token_rows import RoutedExperts

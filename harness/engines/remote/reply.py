@@ -349,7 +349,7 @@ def _verify_rows(asked: Asked, rows: npt.NDArray[np.integer[Any]] | None, size: 
 
 
 def _read_masks(asked: Asked, reply: EngineReply) -> RaggedRows | None:
-    # `engines.sampling_masks` checks them. A server may return some that were not asked for.
+    # `engines.recorded_rows` checks them. A server may return some that were not asked for.
     if not asked.request.params.sampling_mask:
         return None
     masks = reply.masks if asked.wants_masks else [[token_id] for token_id in reply.output_ids]

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, PauseMode
-from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import count_sglang
@@ -35,6 +34,7 @@ from harness.engines.remote.sglang_wire import (
     read_stream,
     score_body,
 )
+from harness.engines.remote.weight_change import require_fitting
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import STREAM_INTERVAL, GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs
 

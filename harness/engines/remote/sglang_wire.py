@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness.engines.remote.http_errors import error_for_status, error_in_event
+from harness.engines.remote.http_bodies import error_for_status, error_in_event
 from harness.engines.remote.reply import (
     Asked,
     EngineReply,

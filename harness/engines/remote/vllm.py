@@ -13,6 +13,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from harness.engines.base import Capabilities, EngineCount, EngineHealth, LogprobScale, PauseMode
+from harness.engines.recorded_rows import MAX_MASK_IDS
 from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import Metrics, count_vllm
@@ -30,7 +31,6 @@ from harness.engines.remote.vllm_wire import (
     read_guard,
     read_piece,
 )
-from harness.engines.sampling_masks import MAX_MASK_IDS
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     STREAM_INTERVAL,

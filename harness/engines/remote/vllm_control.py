@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from harness.engines.base import PauseMode
-from harness.engines.remote.checkpoint import require_fitting
 from harness.engines.remote.provider import RemoteProvider
+from harness.engines.remote.weight_change import require_fitting
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import Json
 

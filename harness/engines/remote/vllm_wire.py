@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from harness.engines.remote.http_errors import error_in_event
+from harness.engines.remote.http_bodies import error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, read_base64, refuse, verify_tokens
 from harness.engines.remote.vllm_messages import (
     CompletionChunk,

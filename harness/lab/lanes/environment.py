@@ -1,7 +1,7 @@
 """Environment of an engine: made on first use, kept in the cache, shared by all lanes of that engine.
 
 The folder's name has a digest of all that determines it, so changed requirement files make a new one and leave running
-servers alone. One that exists is whole. Nothing of this project is installed in it (see `overlay.py`).
+servers alone. One that exists is whole. Nothing of this project is installed in it (see `write_overlay`).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from harness.errors import LaneError
-from harness.lab.lanes.overlay import server_patch
+from harness.lab.lanes.commands import server_patch
 from harness.lab.lanes.spec import LaneEngine
 from harness.machine.cache import building, cache_directory, require_space
 from harness.machine.program import run

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from harness.errors import ModelError
-from harness.lab.models.chat_templates import find_template
-from harness.lab.models.safetensors_file import TensorShape, write_bfloat16
+from harness.lab.models.tokenizer_files import find_template
+from harness.lab.models.weight_files import TensorShape, write_bfloat16
 from harness.machine.cache import FetchPhase, FetchProgress
 
 FORMAT_VERSION = 1

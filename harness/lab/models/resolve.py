@@ -12,9 +12,15 @@ import zipfile
 from pathlib import Path
 
 from harness.errors import ModelError, UnknownModel
-from harness.lab.models.catalogue import CATALOGUE, CatalogueModel, find_model
+from harness.lab.models.catalogue import (
+    CATALOGUE,
+    CatalogueModel,
+    GeneratedModel,
+    find_model,
+    generate_tiny,
+    tiny_recipe,
+)
 from harness.lab.models.convert import FORMAT_VERSION, TEMPLATE, convert_gguf, require_converter
-from harness.lab.models.tiny import GeneratedModel, generate_tiny, tiny_recipe
 from harness.machine.cache import (
     FetchPhase,
     FetchProgress,

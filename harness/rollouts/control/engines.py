@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 from harness.engines.base import TokenProvider
 from harness.engines.kinds import ControlVerb, ServerKind, parse_kind, server_kinds
+from harness.engines.remote.http_bodies import error_for_status, server_message
 from harness.engines.remote.http_client import EngineClient, HttpCall
-from harness.engines.remote.http_errors import error_for_status, server_message
 from harness.errors import EngineRejected, ScenarioError
 
 _MISSING = frozenset({403, 404, 405})

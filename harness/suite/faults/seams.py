@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 from harness.engines.base import ProvesScripts, TokenProvider
 from harness.lab.lanes import LaneSpec, open_lane
 from harness.lab.lanes.environment import Say
-from harness.lab.lanes.state import Lane
+from harness.lab.lanes.spec import Lane
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.app import SessionServer
 from harness.server.serving import Around, RunningServer, serve

@@ -10,7 +10,7 @@ import tomli_w
 
 from harness.engines.connect import EngineName
 from harness.errors import RunError, ScenarioError
-from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
+from harness.lab.models.tokenizer_files import SMALL_TOKENIZER
 from harness.suite.scenarios.folder import SCENARIO_FILE, ScenarioFolder, check_files, find_scenarios, load_scenario
 from harness.suite.scenarios.scenario import (
     EngineSpec,

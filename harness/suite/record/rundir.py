@@ -1,7 +1,7 @@
 """Files of a run directory, in order of appearance.
 
     config.toml        resolved configuration; written first
-    lock.json          versions and digests
+    lock.json          starts, versions, and digests of model, tokenizer and template, which a resume needs equal
     run.db             sessions, turns and rollouts, always durable
     sessions/<n>/      agent.log, instruction.md and result.json of rollout n
     trials/<n>/        logs, tests, reward and Harbor result of rollout n of a Harbor task
@@ -17,19 +17,24 @@ Whole files are replaced atomically: no reader ever sees half a file.
 
 import json
 import os
+import platform
 import re
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+import harness
+from harness.credentials import hide_secrets
 from harness.errors import RunError
 from harness.machine.disk import disk_failures, sync
 from harness.machine.locks import try_lock
 from harness.samples.codec import write_samples
-from harness.suite.record.config import RunConfig
+from harness.suite.record.config import RunConfig, require_equal
 from harness.types import Json, Sample
 
 RUNS = Path("runs")
@@ -195,3 +200,51 @@ def _replacing(path: Path) -> Iterator[Path]:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
+
+
+def versions() -> Json:
+    """Return the versions of everything that could change a result."""
+    packages: dict[str, str | None] = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = version(name)
+        # Some packages are extras.
+        except PackageNotFoundError:
+            packages[name] = None
+    return {"harness": harness.__version__, "python": platform.python_version(), **packages}
+
+
+def read_lock(path: Path) -> Json:
+    """Read a lock, or return one without digests for a run interrupted early."""
+    try:
+        lock: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {"versions": versions(), "digests": {}}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from error
+    return lock
+
+
+def note_start(lock: Json) -> Json:
+    """Add this start or resume to `lock`."""
+    program = Path(*sys.argv[:1])
+    # Record only the name of another program: its arguments may hold secrets that we do not recognize.
+    ours = program.name == "harness" or program == Path(harness.__file__).with_name("__main__.py")
+    command = hide_secrets(sys.argv) if ours else [program.name]
+    return {**lock, "starts": [*lock.get("starts", ()), {"at": time.time(), "command": command}]}
+
+
+def note_engine(lock: Json, key: str, engines: Sequence[str], tokenizer: Path | None) -> Json:
+    """Add an engine's programs and tokenizer folder, if known, under `key`."""
+    noted = {**lock, "versions": versions(), "engines": lock.get("engines", {}) | {key: list(engines)}}
+    if tokenizer is not None:
+        noted["tokenizers"] = lock.get("tokenizers", {}) | {key: str(tokenizer.absolute())}
+    return noted
+
+
+def check_same_engine(before: Json, now: Json, remedy: str = "start a new run") -> None:
+    """Raise `RunError` with one line per difference."""
+    require_equal(before, now, f"the engine is not the one the run began with; {remedy}")

@@ -18,9 +18,8 @@ from harness.machine.deadlines import to_the_end
 from harness.samples.versions import version_of
 from harness.server.store.sqlite import list_sessions, read_record, read_rows
 from harness.suite.record.config import RunConfig
-from harness.suite.record.lock import read_lock
 from harness.suite.record.rollout_table import read_rollouts
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, read_lock
 from harness.suite.scenarios.folder import ScenarioFolder, load_scenario
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer

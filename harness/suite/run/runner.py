@@ -25,9 +25,8 @@ from harness.suite.faults.injector import FaultInjector
 from harness.suite.judge.accounting import account_run
 from harness.suite.judge.witness import Witness
 from harness.suite.record.config import SuiteSelection
-from harness.suite.record.lock import check_same_engine, note_engine, note_start, read_lock
 from harness.suite.record.rollout_table import ExportedSamples, RolloutLog, RolloutRecord, find_superseded, reading_run
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, check_same_engine, note_engine, note_start, read_lock
 from harness.suite.run.attached import AttachedChoice, attach
 from harness.suite.run.audited import RunAudit, auditing, read_audit
 from harness.suite.run.batch import Progress, RolloutBatch
@@ -36,9 +35,8 @@ from harness.suite.run.report import RunReport, ScenarioReport, status_of
 from harness.suite.run.services import EngineChoice, OwnServices, Services, serve_engine
 from harness.suite.run.token_readings import read_engine_counts, read_token_readings
 from harness.suite.run.weight_schedule import FinishedSamples, change_weights
-from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
-from harness.suite.scenarios.plan import ScenarioPlan, plan_rollouts
+from harness.suite.scenarios.plan import ScenarioPlan, open_agent, plan_rollouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.engines.base import TokenProvider
-from harness.engines.connect import EngineName, open_engine
-from harness.engines.identity import programs_of, serving_identity
+from harness.engines.connect import EngineName, open_engine, programs_of, serving_identity
 from harness.engines.teachers import TeacherSpec
 from harness.errors import HoldExpired, SessionServerError
 from harness.lab.lanes import LaneEngine, LaneSpec
 from harness.lab.models import resolve_model
-from harness.lab.models.small_tokenizer import SMALL_TOKENIZER, small_tokenizer
+from harness.lab.models.tokenizer_files import SMALL_TOKENIZER, small_tokenizer
 from harness.machine.extras import require_package
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient

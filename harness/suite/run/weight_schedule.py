@@ -17,7 +17,7 @@ import msgspec
 
 from harness.engines.base import LogprobScale, PauseMode
 from harness.errors import EngineError, ScenarioError, SessionServerError
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.machine.deadlines import beside, within
 from harness.rollouts.client.session_server import SessionServerClient, SessionSummary
 from harness.rollouts.control.sample_sweep import sweep_samples

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from harness.engines.scripted import Script
 from harness.errors import ScenarioError, TokenizerError
-from harness.lab.models.chat_templates import find_template
-from harness.lab.models.small_tokenizer import SMALL_TOKENIZER
+from harness.lab.models.tokenizer_files import SMALL_TOKENIZER, find_template
 from harness.machine.cache import sha256_of
 from harness.rollouts.agents.function import FunctionFile
 from harness.rollouts.agents.profile import files_beside, load_profile

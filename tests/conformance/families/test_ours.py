@@ -5,7 +5,7 @@ import json
 import pytest
 
 from harness.errors import TokenizerError
-from harness.lab.models.chat_templates import TEMPLATES, find_template
+from harness.lab.models.tokenizer_files import TEMPLATES, find_template
 from harness.tokens.chat_tokenizer import DelimiterSource, SampledOutput, SampledTurn
 from harness.tokens.conversations import TOOLS
 from harness.tokens.parsing import ToolCall

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
 
 from harness.errors import MalformedRequest
-from harness.lab.models.chat_templates import TEMPLATES, find_template
+from harness.lab.models.tokenizer_files import TEMPLATES, find_template
 from harness.tokens.conversations import exchanges
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.templates.message_form import MessageForm

@@ -22,7 +22,7 @@ from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.engines.remote.vllm import VLLMTokenProvider
 from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec, open_lane
 from harness.lab.lanes.spec import Dtype
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import SQLiteStore
 from harness.suite.run.audited import audit_sessions, read_branches, score_again

@@ -13,9 +13,8 @@ import pytest
 
 import server_patch.repeat_terminate
 from harness.lab.lanes import INSTALLED, LaneEngine, LaneSpec
-from harness.lab.lanes.commands import server_command
+from harness.lab.lanes.commands import server_command, write_overlay
 from harness.lab.lanes.environment import Requirements, provide_python
-from harness.lab.lanes.overlay import write_overlay
 from server_patch.repeat_terminate.config import CONFIG_JSON
 from tests.looping_prompt import SERVED_CONFIG
 from tests.real_engines import in_environment_of

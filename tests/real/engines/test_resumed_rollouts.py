@@ -12,7 +12,7 @@ import pytest
 from harness.engines.base import EngineCount, TokenProvider
 from harness.engines.connect import open_engine
 from harness.lab.lanes import INSTALLED, LaneEngine
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.rollouts.control.weights import WeightUpdater
 from harness.suite.judge.witness import Look, hear
 from harness.tokens.model_family import open_chat_tokenizer

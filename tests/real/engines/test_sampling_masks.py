@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from harness.engines.recorded_rows import check_masks
 from harness.engines.remote.sglang import SGLangTokenProvider
-from harness.engines.sampling_masks import check_masks
 from harness.errors import EngineRejected
 from harness.sampling_masks import SampleMasks
 from harness.token_rows import TurnRows

@@ -14,7 +14,7 @@ import pytest
 from harness.engines.connect import open_engine
 from harness.errors import EngineError
 from harness.lab.lanes import INSTALLED
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport
 from harness.server.settings import ServerSettings

@@ -16,7 +16,7 @@ import pytest
 
 from harness.engines.connect import open_engine
 from harness.lab.lanes import INSTALLED, LaneEngine
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json, TokenIds, as_ids

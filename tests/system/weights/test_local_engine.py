@@ -11,7 +11,7 @@ import pytest
 
 from harness.engines.base import PauseMode
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.lab.models.perturb import perturb_checkpoint
+from harness.lab.models.weight_files import perturb_checkpoint
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult
 from tests.controllers.weight_agents import Agents, unmet_versions, versions_of

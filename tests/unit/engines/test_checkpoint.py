@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.remote.checkpoint import require_fitting
+from harness.engines.remote.weight_change import require_fitting
 from harness.errors import EngineRejected
 
 SHAPES = {"embed": [4, 2], "lm_head.weight": [4, 2], "norm": [2]}

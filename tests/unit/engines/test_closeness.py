@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from harness.engines.examine.closeness import check_logprobs_close
+from harness.engines.examine.comparison import check_logprobs_close
 from harness.top_logprobs import TopLogprobs
 from harness.types import FinishReason, GenerationResult, VersionSpan, as_ids, as_logprobs
 

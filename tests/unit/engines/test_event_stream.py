@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.remote.event_stream import EventBuffer
+from harness.engines.remote.http_bodies import EventBuffer
 
 STREAM = b': hello\nevent: x\ndata: {"a":1}\r\n\r\ndata:{"b":2}\n\nretry: 3\ndata: [DONE]\n\ndata: {"late":1}\n\n'
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from harness.engines.remote.http_bodies import server_message
 from harness.engines.remote.http_client import EngineClient, HttpCall
-from harness.engines.remote.http_errors import server_message
 from harness.engines.remote.sglang_wire import ModelInfo
 from harness.errors import EngineReplyInvalid, EngineUnavailable
 from tests.fake_engines.fake_server import serving

@@ -17,7 +17,7 @@ from harness.types import FinishReason, GenerationRequest, SamplingParams, Token
 from tests.local_model import LOCAL_ENGINE_GROUP
 
 if TYPE_CHECKING:
-    from harness.engines.huggingface.kv_storage import KvStorage  # which imports torch
+    from harness.engines.huggingface.ragged_attention import KvStorage  # which imports torch
 
 pytestmark = [pytest.mark.model, LOCAL_ENGINE_GROUP]
 

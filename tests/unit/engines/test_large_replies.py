@@ -5,7 +5,7 @@ import threading
 import msgspec
 import pytest
 
-from harness.engines.remote.event_stream import EventBuffer, LineTooLong
+from harness.engines.remote.http_bodies import EventBuffer, LineTooLong
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.reply import Asked
 from harness.engines.remote.vllm_messages import GenerateChunk

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from harness.engines.pool.placement import Placement, WorkerLoad
-from harness.engines.pool.prefixes import PrefixMap, block_keys
+from harness.engines.pool.placement import Placement, PrefixMap, WorkerLoad, block_keys
 from harness.types import TokenIds, as_ids
 from tests.thoroughness import examples
 
@@ -116,13 +115,13 @@ def test_a_prefix_draws_to_no_worker_that_cannot_serve():
 
 def test_prefixes_are_forgotten_in_the_order_of_their_last_use():
     keys = [block_keys(as_ids([n] * 64)) for n in range((1 << 16) + 1)]
-    known = PrefixMap[str]()
+    known, worker = PrefixMap(), WorkerLoad("0")
     for each in keys[:-1]:
-        known.note(each, "worker")
-    known.note(keys[0], "worker")
-    known.note(keys[-1], "worker")
+        known.note(each, worker)
+    known.note(keys[0], worker)
+    known.note(keys[-1], worker)
 
-    assert [known.holders(keys[n]) for n in (0, 1, 2, -1)] == [("worker",), (), ("worker",), ("worker",)]
+    assert [known.holders(keys[n]) for n in (0, 1, 2, -1)] == [(worker,), (), (worker,), (worker,)]
 
 
 def test_a_worker_that_came_back_is_another_one():

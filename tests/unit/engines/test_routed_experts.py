@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.routed_experts import find_router
+from harness.engines.recorded_rows import find_router
 from harness.engines.scripted import Script, ScriptStep, scripted_experts
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.tokens.tokenizer import Tokenizer

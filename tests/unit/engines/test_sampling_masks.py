@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from harness.engines.base import LogprobScale
+from harness.engines.recorded_rows import check_masks
 from harness.engines.remote.reply import Asked
 from harness.engines.remote.vllm_messages import GenerateChunk
 from harness.engines.remote.vllm_wire import GenerateApi, StreamedPieces, read_piece
-from harness.engines.sampling_masks import check_masks
 from harness.engines.scripted import scripted_masks
 from harness.errors import EngineRejected, EngineReplyInvalid
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids

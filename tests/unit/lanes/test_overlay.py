@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.lab.lanes import INSTALLED, LaneEngine
-from harness.lab.lanes.overlay import write_overlay
+from harness.lab.lanes.commands import write_overlay
 from tests.checkout import ROOT
 
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -65,7 +65,7 @@ def test_an_installed_wheel_works_as_a_checkout_does(tmp_path: Path, installed_w
     """There the entry points come from metadata, and all files that a lane needs are in the wheel."""
     program = (
         "import harness; from pathlib import Path; from harness.lab.lanes import LaneEngine\n"
-        "from harness.lab.lanes.environment import Requirements; from harness.lab.lanes.overlay import write_overlay\n"
+        "from harness.lab.lanes.environment import Requirements; from harness.lab.lanes.commands import write_overlay\n"
         f"paths = write_overlay(LaneEngine.SGLANG, Path({str(tmp_path / 'overlay')!r}))\n"
         "print(harness.__file__, Requirements.of(LaneEngine.VLLM).digest, *paths, sep='\\n')"
     )

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harness.engines.base import LogprobScale, PauseMode
-from harness.engines.identity import serving_identity
+from harness.engines.connect import serving_identity
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
 from harness.server.serving import serve

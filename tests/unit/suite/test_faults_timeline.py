@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.suite.faults.engine_seam import TurnCount
-from harness.suite.faults.timeline import Event, Timeline
+from harness.suite.faults.injector import Event, Timeline
 from harness.suite.scenarios.fault import ON_EVERYTHING, Fault
 from harness.suite.scenarios.folder import load_scenario
 from tests.harness_command import write_scenario

@@ -12,8 +12,8 @@ import pytest
 from harness.errors import ScenarioError
 from harness.rollouts.agents.task import ProgramAgent
 from harness.suite.exits import NothingSelected
-from harness.suite.scenarios.agent import open_agent
 from harness.suite.scenarios.folder import bundled_scenarios, find_scenarios, load_scenario
+from harness.suite.scenarios.plan import open_agent
 from harness.suite.scenarios.scenario import Scenario
 from tests.harness_command import write_scenario
 

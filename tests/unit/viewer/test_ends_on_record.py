@@ -15,7 +15,7 @@ from harness.cli.look.view import view
 from harness.cli.options import find_tokenizer
 from harness.engines.scripted import ScriptStep
 from harness.errors import TokenizerError
-from harness.lab.models.small_tokenizer import write_small_tokenizer
+from harness.lab.models.tokenizer_files import write_small_tokenizer
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.manager import SessionManager
 from harness.server.settings import ServerSettings

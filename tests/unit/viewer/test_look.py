@@ -23,9 +23,8 @@ from harness.server.store.sqlite import read_session
 from harness.sessions.record import session_record
 from harness.suite.record.attached_sessions import AttachedSessions
 from harness.suite.record.config import Overrides, select
-from harness.suite.record.lock import note_engine, note_start
 from harness.suite.record.rollout_table import RecordedSession, RolloutLog
-from harness.suite.record.rundir import RunDirectory
+from harness.suite.record.rundir import RunDirectory, note_engine, note_start
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.look import look_at, look_into

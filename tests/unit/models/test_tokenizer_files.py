@@ -5,7 +5,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.lab.models.small_tokenizer import SPECIALS, WORDS, small_tokenizer, write_small_tokenizer
+from harness.lab.models.tokenizer_files import SPECIALS, WORDS, small_tokenizer, write_small_tokenizer
 from harness.tokens.tokenizer import Tokenizer
 
 CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 12}}\n</tool_call>'

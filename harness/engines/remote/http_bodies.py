@@ -1,4 +1,4 @@
-"""Error statuses and bodies of engine servers as typed errors. Pure.
+"""Bodies of engine servers' answers: errors as typed ones, and streams of server-sent events. Pure.
 
 Engines put the message into `error`, `message` or `detail`, as text or an object with a `message`. Within a stream,
 whose status was already sent, the same object comes as an event.
@@ -12,6 +12,8 @@ from harness.decoding import read_json
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
 
 _EXCERPT_CHARACTERS = 300
+_DONE = b"[DONE]"
+_LONGEST_LINE_BYTES = 64 << 20
 
 # SGLang's messages for a request that its scheduler gave up. The status is 503, as for a full queue, though the request
 # had run. Its tokens are not in the answer.
@@ -63,3 +65,43 @@ def excerpt(content: bytes) -> str:
 def shorten(text: str) -> str:
     """Return `text`, cut after a few lines."""
     return text if len(text) <= _EXCERPT_CHARACTERS else f"{text[:_EXCERPT_CHARACTERS]}..."
+
+
+class LineTooLong(ValueError):
+    """Raised for an impossibly long line."""
+
+
+class EventBuffer:
+    """Splits a stream of events into payloads, one JSON document per `data:` line; `is_done` after the end marker.
+
+    A line may be megabytes long, because SGLang repeats the output in every event.
+    """
+
+    def __init__(self, row_bytes: int = 0) -> None:
+        self._most_bytes = _LONGEST_LINE_BYTES + row_bytes
+        self._line: list[bytes] = []
+        """Pieces of an incomplete line."""
+        self._line_bytes = 0
+        self.is_done = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the payloads that `data` completes, up to the end marker. Raises `LineTooLong`."""
+        # Every byte is examined once, however the network splits the stream.
+        payloads: list[bytes] = []
+        begin = 0
+        while (end := data.find(b"\n", begin)) >= 0 and not self.is_done:  # `split` looks at one byte at a time
+            line = data[begin:end]
+            if self._line:
+                line = b"".join((*self._line, line))
+                self._line, self._line_bytes = [], 0
+            begin = end + 1
+            payload = line[5:].strip() if line.startswith(b"data:") else b""  # else a comment, a name, a separator
+            self.is_done = payload == _DONE
+            if payload and not self.is_done:
+                payloads.append(payload)
+        if begin < len(data):
+            self._line.append(data[begin:])
+            self._line_bytes += len(data) - begin
+        if self._line_bytes > self._most_bytes:
+            raise LineTooLong(f"a line of more than {self._most_bytes} bytes")
+        return payloads

@@ -18,7 +18,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self, assert_never, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, assert_never, runtime_checkable
 
 import numpy as np
 
@@ -263,20 +263,10 @@ class OneWorker:
         """Return the engine's empty name."""
         return ""
 
-    def fence(self, name: str, reason: str) -> None:
-        """Do nothing."""
+    def fence(self, *_: Any, **__: Any) -> None:
+        """Do nothing, as a single engine is never fenced; so do the four below."""
 
-    def unfence(self, name: str) -> None:
-        """Do nothing."""
-
-    def count_labels_by(self, order: LabelOrder) -> None:
-        """Do nothing."""
-
-    def observe(self, observer: PoolObserver) -> None:
-        """Do nothing."""
-
-    def excuse_silence(self, while_held: Callable[[], bool]) -> None:
-        """Do nothing."""
+    unfence = count_labels_by = observe = excuse_silence = fence
 
 
 @runtime_checkable

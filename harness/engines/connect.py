@@ -83,28 +83,16 @@ def open_engine(
             f"{engine.kind} needs the address of a server: {engine.kind}=http://127.0.0.1:30000;"
             f" `harness engine up {engine.kind}` starts one"
         )
+    open_server = server_kinds()[engine.kind].open
     workers = [
-        open_server(engine.kind, url, vocab_size, repeat_guard, engine_key, tokenizer=tokenizer) for url in engine.urls
+        open_server(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=engine_key, tokenizer=tokenizer)
+        for url in engine.urls
     ]
     if len(workers) == 1:
         return workers[0]
     from harness.engines.pool.pool import EnginePool  # imported only where it is used
 
     return EnginePool(workers)
-
-
-def open_server(
-    kind: str,
-    url: str,
-    vocab_size: int,
-    repeat_guard: RepeatTerminateConfig | None = None,
-    api_key: str = "",
-    *,
-    tokenizer: Tokenizer | None = None,
-) -> TokenProvider:
-    """Create the provider for a server, which must have `repeat_guard` and `tokenizer` if given."""
-    server = server_kinds()[kind]
-    return server.open(url, vocab_size=vocab_size, repeat_guard=repeat_guard, api_key=api_key, tokenizer=tokenizer)
 
 
 def serving_identity(capabilities: Capabilities, chat_tokenizer: ChatTokenizer) -> Json:

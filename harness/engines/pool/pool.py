@@ -277,7 +277,8 @@ class EnginePool:
         if before is None or before.worker is worker:
             return
         recomputed = max(0, min(before.tokens, result.input_ids.size) - result.cached_tokens)
-        self.workers.observer.session_moved(recomputed)
+        if self.workers.observer is not None:
+            self.workers.observer.session_moved(recomputed)
         log.info(
             "session_moved",
             session_id=session_id,

@@ -25,14 +25,6 @@ UNSETTLED = "an update of its weights is in progress or failed"
 """Fence of a worker with unknown weights."""
 
 
-class _Nobody:
-    def session_moved(self, recomputed_tokens: int) -> None:
-        """See `PoolObserver`."""
-
-    def workers_serving(self, count: int) -> None:
-        """See `PoolObserver`."""
-
-
 @dataclass(slots=True)
 class _Member:
     provider: TokenProvider
@@ -52,7 +44,7 @@ class Workers:
     def __init__(self, placement: Placement, on_change: Callable[[], None]) -> None:
         self._placement = placement
         self._on_change = on_change
-        self.observer: PoolObserver = _Nobody()
+        self.observer: PoolObserver | None = None
         self._is_held: Callable[[], bool] = lambda: False
         self.have_followed_scripts = False
         """True once one that follows scripts has joined."""
@@ -117,7 +109,8 @@ class Workers:
         self._is_held = while_held
 
     def _tell_change(self) -> None:
-        self.observer.workers_serving(len(self.serving))
+        if self.observer is not None:
+            self.observer.workers_serving(len(self.serving))
         self._on_change()
 
     def expect_pause(self, mode: PauseMode | None) -> None:

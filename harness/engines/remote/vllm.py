@@ -295,4 +295,4 @@ class VLLMTokenProvider(VLLMControl):
             raise EngineRejected(
                 f"{self._client.name} offers no abort: start vLLM with --enable-scale-out or VLLM_SERVER_DEV_MODE=1"
             )
-        await self._post(path, {"request_ids": [api.abort_id(request_id) for request_id in request_ids]})
+        await self._post(path, {"request_ids": [f"{api.id_prefix}{each}{api.abort_suffix}" for each in request_ids]})

@@ -97,10 +97,10 @@ class GenerateChunk(msgspec.Struct):
     error: Any = None
 
 
-class CompletionChunk(msgspec.Struct):
+class CompletionChunk(msgspec.Struct, rename={"request_id": "id"}):
     """Reply of `/v1/completions`, or a chunk."""
 
-    id: str = ""
+    request_id: str = ""
     choices: list[CompletionChoice] = []
     usage: Usage | None = None
     error: Any = None

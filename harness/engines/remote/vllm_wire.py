@@ -5,10 +5,11 @@
 (`token_id:57`), without versions. A whole reply is one `VLLMPiece`, a stream many.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -17,7 +18,9 @@ import numpy.typing as npt
 from harness.engines.remote.http_bodies import error_in_event
 from harness.engines.remote.reply import Asked, EngineReply, Scored, ScoredToken, read_base64, refuse, verify_tokens
 from harness.engines.remote.vllm_messages import (
+    CompletionChoice,
     CompletionChunk,
+    GenerateChoice,
     GenerateChunk,
     NamedLogprobs,
     Usage,
@@ -76,46 +79,44 @@ class VLLMPiece:
         return scored
 
 
-class TokenApi(Protocol):
+class TokenApi(ABC):
     """One of the two endpoints."""
 
-    @property
-    def path(self) -> str:
-        """Path of the endpoint."""
+    path: ClassVar[str]
+    kind: ClassVar[type[GenerateChunk] | type[CompletionChunk]]
+    """Type of its replies and chunks."""
+    reports_spans: ClassVar[bool]
+    """True if its replies carry weight versions."""
+    id_prefix: ClassVar[str]
+    """Text before a request's id in replies and aborts."""
+    abort_suffix: ClassVar[str] = ""
+    """Text behind the id in aborts; vLLM silently ignores any other id."""
 
-    @property
-    def kind(self) -> type[GenerateChunk] | type[CompletionChunk]:
-        """Type of its replies and chunks."""
-
-    @property
-    def reports_spans(self) -> bool:
-        """True if its replies carry weight versions."""
-
-    def engine_id(self, request_id: str) -> str:
-        """Return the request's id in replies."""
-
-    def abort_id(self, request_id: str) -> str:
-        """Return the request's id in aborts; vLLM silently ignores any other."""
-
+    @abstractmethod
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         """Build a request body in parts; `interval` in tokens makes it a stream."""
 
     def piece(self, asked: Asked, chunk: Any) -> VLLMPiece:
         """Convert a decoded reply or chunk. Raises the error that it reports."""
+        if chunk.error is not None:
+            raise error_in_event(asked.name, chunk.error)
+        piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.request_id)
+        for choice in chunk.choices[:1]:
+            piece.ids = choice.token_ids or []
+            piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
+            self.read_choice(asked, choice, piece)
+        return piece
+
+    @abstractmethod
+    def read_choice(self, asked: Asked, choice: Any, piece: VLLMPiece) -> None:
+        """Read into `piece` what the endpoints write in their own ways."""
 
 
-class GenerateApi:
-    """`TokenApi` at `/inference/v1/generate`."""
-
+class GenerateApi(TokenApi):
     path = "/inference/v1/generate"
     kind = GenerateChunk
     reports_spans = True
-
-    def engine_id(self, request_id: str) -> str:
-        return f"generate-tokens-{request_id}"
-
-    def abort_id(self, request_id: str) -> str:
-        return self.engine_id(request_id)
+    id_prefix = "generate-tokens-"
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         params = asked.request.params
@@ -132,39 +133,29 @@ class GenerateApi:
         return asked.write_body(fields | _streaming(interval), "token_ids")
 
     def piece(self, asked: Asked, chunk: GenerateChunk) -> VLLMPiece:
-        if chunk.error is not None:
-            raise error_in_event(asked.name, chunk.error)
-        piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.request_id, spans=None)
+        piece = super().piece(asked, chunk)
         piece.prompt_scored, piece.prompt_top = _read_prompt(asked, chunk.prompt_logprobs)
-        for choice in chunk.choices[:1]:
-            sampled = (choice.logprobs and choice.logprobs.content) or []
-            piece.ids = choice.token_ids or []
-            piece.named = [token.token_id for token in sampled]
-            piece.logprobs = [token.logprob for token in sampled]
-            if asked.request.params.top_logprobs:
-                piece.top = [
-                    [_read_token(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled
-                ]
-            piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
-            piece.spans = choice.weight_versions
-            piece.rows = _read_rows(asked, choice.routed_experts)
-            piece.masks = choice.sampling_mask
         return piece
 
+    def read_choice(self, asked: Asked, choice: GenerateChoice, piece: VLLMPiece) -> None:
+        sampled = (choice.logprobs and choice.logprobs.content) or []
+        piece.named = [token.token_id for token in sampled]
+        piece.logprobs = [token.logprob for token in sampled]
+        if asked.request.params.top_logprobs:
+            piece.top = [
+                [_read_token(other.token_id, other.logprob) for other in token.top_logprobs] for token in sampled
+            ]
+        piece.spans = choice.weight_versions
+        piece.rows = _read_rows(asked, choice.routed_experts)
+        piece.masks = choice.sampling_mask
 
-class CompletionsApi:
-    """`TokenApi` at `/v1/completions`, with token ids."""
 
+class CompletionsApi(TokenApi):
     path = "/v1/completions"
     kind = CompletionChunk
     reports_spans = False
-
-    def engine_id(self, request_id: str) -> str:
-        return f"cmpl-{request_id}"
-
-    def abort_id(self, request_id: str) -> str:
-        """See `TokenApi`; 0 is the prompt's index in its batch of one."""
-        return f"cmpl-{request_id}-0"
+    id_prefix = "cmpl-"
+    abort_suffix = "-0"  # the prompt's index in its batch of one
 
     def body(self, asked: Asked, model: str, interval: int | None) -> list[bytes | memoryview]:
         top = asked.request.params.top_logprobs
@@ -183,25 +174,18 @@ class CompletionsApi:
         }
         return asked.write_body(fields, "prompt")
 
-    def piece(self, asked: Asked, chunk: CompletionChunk) -> VLLMPiece:
-        if chunk.error is not None:
-            raise error_in_event(asked.name, chunk.error)
-        piece = VLLMPiece(usage=chunk.usage, engine_id=chunk.id)
-        for choice in chunk.choices[:1]:
-            named = choice.logprobs or NamedLogprobs()
-            if len(named.tokens) != len(named.token_logprobs):
-                refuse(asked, f"{len(named.tokens)} token names but {len(named.token_logprobs)} logprobs")
-            piece.ids = choice.token_ids or []
-            piece.named = [_read_name(asked, name) for name in named.tokens]
-            piece.logprobs = named.token_logprobs
-            if asked.request.params.top_logprobs:
-                piece.top = [
-                    [_read_token(_read_name(asked, name), logprob) for name, logprob in (row or {}).items()]
-                    for row in named.top_logprobs or ()
-                ]
-            piece.finish_reason, piece.stop_reason = choice.finish_reason, choice.stop_reason
-            piece.prompt_scored, piece.prompt_top = _read_prompt(asked, choice.prompt_logprobs)
-        return piece
+    def read_choice(self, asked: Asked, choice: CompletionChoice, piece: VLLMPiece) -> None:
+        named = choice.logprobs or NamedLogprobs()
+        if len(named.tokens) != len(named.token_logprobs):
+            refuse(asked, f"{len(named.tokens)} token names but {len(named.token_logprobs)} logprobs")
+        piece.named = [_read_name(asked, name) for name in named.tokens]
+        piece.logprobs = named.token_logprobs
+        if asked.request.params.top_logprobs:
+            piece.top = [
+                [_read_token(_read_name(asked, name), logprob) for name, logprob in (row or {}).items()]
+                for row in named.top_logprobs or ()
+            ]
+        piece.prompt_scored, piece.prompt_top = _read_prompt(asked, choice.prompt_logprobs)
 
 
 class StreamedPieces:
@@ -238,9 +222,8 @@ class StreamedPieces:
 def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> EngineReply:
     """Convert a complete `piece`; `label` is its version if the endpoint reports none."""
     spans = (piece.spans or []) if api.reports_spans else [VersionSpan(label, 0, len(piece.ids))]
-    prefix = api.engine_id("")
-    if not piece.engine_id.startswith(prefix):
-        refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.engine_id(asked.request.request_id)!r}")
+    if not piece.engine_id.startswith(api.id_prefix):
+        refuse(asked, f"the request id as {piece.engine_id!r}, expected {api.id_prefix + asked.request.request_id!r}")
     # vLLM's own repetition detection, which is never enabled here, has another reason.
     is_guard = (piece.finish_reason, piece.stop_reason) == (VLLM_FINISH, MARK)
     matched = piece.stop_reason
@@ -252,7 +235,7 @@ def read_piece(asked: Asked, api: TokenApi, piece: VLLMPiece, label: str) -> Eng
         output_ids=piece.ids,
         scored=piece.scored,
         finish_reason=FinishReason.REPEAT if is_guard else piece.finish_reason or "none",
-        request_id=piece.engine_id.removeprefix(prefix),
+        request_id=piece.engine_id.removeprefix(api.id_prefix),
         version_spans=spans,
         version=spans[0].version if spans else label,
         completion_tokens=usage.completion_tokens if usage else None,

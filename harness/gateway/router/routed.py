@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from yarl import URL
 
 from harness.credentials import without_credentials
-from harness.engines.connect import open_server
+from harness.engines.kinds import server_kinds
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.engines.remote.address import ENGINE_KEY, EngineAddress
 from harness.engines.repeat_guard import choose_guard
@@ -266,9 +266,11 @@ async def _gateway(
 
 def _find_workers(front: RouterFront, vocab_size: int, tokenizer: Tokenizer | None, keys: FindKey) -> list[FoundWorker]:
     found = [worker for worker in front.workers.current if worker.engine is not None]
-    opening = partial(open_server, vocab_size=vocab_size, tokenizer=tokenizer)
+    about: dict[str, Any] = {"vocab_size": vocab_size, "tokenizer": tokenizer}
+    kinds = server_kinds()
     return [
-        FoundWorker(each.url, partial(opening, str(each.engine), each.url, api_key=keys(each.url))) for each in found
+        FoundWorker(each.url, partial(kinds[str(each.engine)].open, each.url, api_key=keys(each.url), **about))
+        for each in found
     ]
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from harness.credentials import without_userinfo
 from harness.engines.base import Capabilities, TokenProvider
-from harness.engines.kinds import ENGINE_KINDS, Opening, parse_kind, server_kinds
+from harness.engines.kinds import ENGINE_KINDS, Opening, server_kinds
 from harness.engines.remote.address import EngineAddress
 from harness.errors import ScenarioError
 from harness.tokens.chat_tokenizer import ChatTokenizer
@@ -27,14 +27,13 @@ class EngineName(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> "EngineName":
         """Parse `name`. Raises `ScenarioError` if the engine is unknown or an address is invalid."""
-        named = parse_kind(name)
-        if named is None or (named.kind.server is None and named.rest is not None):
-            known = ", ".join(kind.usage for kind in ENGINE_KINDS.values())
+        kind, has_urls, rest = name.partition("=")
+        if kind not in ENGINE_KINDS or (has_urls and ENGINE_KINDS[kind].server is None):
+            known = ", ".join(each.usage for each in ENGINE_KINDS.values())
             raise ScenarioError(f"no engine {without_userinfo(name)!r} in this version; expected one of {known}")
-        kind = named.kind.name
-        if named.rest is None:
+        if not has_urls:
             return cls(kind)
-        urls = tuple(url.strip() for url in named.rest.split(",") if url.strip())
+        urls = tuple(url.strip() for url in rest.split(",") if url.strip())
         for url in urls:
             EngineAddress.parse(url)
         if not urls:

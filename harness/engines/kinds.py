@@ -193,16 +193,5 @@ ENGINE_KINDS: dict[str, EngineKind] = {
 }
 
 
-class NamedEngine(NamedTuple):
-    kind: EngineKind
-    rest: str | None
-
-
-def parse_kind(text: str) -> NamedEngine | None:
-    name, separator, rest = text.partition("=")
-    kind = ENGINE_KINDS.get(name)
-    return None if kind is None else NamedEngine(kind, rest if separator else None)
-
-
 def server_kinds() -> dict[str, ServerKind]:
     return {kind.name: kind.server for kind in ENGINE_KINDS.values() if kind.server is not None}

@@ -3,25 +3,7 @@
 from collections.abc import Mapping
 from enum import IntEnum
 
-from harness.errors import (
-    AgentError,
-    CannotListen,
-    EngineError,
-    HarnessError,
-    LaneError,
-    LearnerError,
-    ModelError,
-    RunError,
-    SandboxFailed,
-    ScenarioError,
-    SegmentError,
-    SessionServerError,
-    ShardUnavailable,
-    StepError,
-    StoreError,
-    TokenizerError,
-    UnknownModel,
-)
+from harness import errors
 
 
 class ExitCode(IntEnum):
@@ -40,19 +22,20 @@ class ExitCode(IntEnum):
     """Engine, model, disk or environment failed; a retry may pass."""
 
 
-class NothingSelected(ScenarioError):
+class NothingSelected(errors.ScenarioError):
     """No scenario was found."""
 
 
-_EXITS: Mapping[ExitCode, tuple[type[HarnessError], ...]] = {
+_EXITS: Mapping[ExitCode, tuple[type[errors.HarnessError], ...]] = {
     ExitCode.NOTHING_SELECTED: (NothingSelected,),  # first: it is a `ScenarioError`
-    ExitCode.USAGE: (ScenarioError, RunError, UnknownModel, SegmentError),
+    ExitCode.USAGE: (errors.ScenarioError, errors.RunError, errors.UnknownModel, errors.SegmentError),
     ExitCode.INFRASTRUCTURE: (
-        *(CannotListen, EngineError, SessionServerError, ShardUnavailable, StoreError, LaneError, ModelError),
-        *(TokenizerError, AgentError, SandboxFailed, StepError, LearnerError),
+        *(errors.CannotListen, errors.SessionServerError, errors.ShardUnavailable, errors.StoreError, errors.StepError),
+        *(errors.EngineError, errors.LaneError, errors.ModelError, errors.TokenizerError, errors.LearnerError),
+        *(errors.AgentError, errors.SandboxFailed),
     ),
 }
 
 
-def exit_code_of(error: HarnessError) -> ExitCode:
+def exit_code_of(error: errors.HarnessError) -> ExitCode:
     return next((code for code, kinds in _EXITS.items() if isinstance(error, kinds)), ExitCode.INTERNAL)

@@ -21,18 +21,9 @@ _LABELS = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _REST = re.compile(r'(?![\w:])\s*(?:\{((?:[^"{}]|"(?:[^"\\]|\\.)*")*)\})?\s*(\S*)')
 """Labels and value after a name; a timestamp or an exemplar may follow."""
 
-_SAMPLING_ROUTES = frozenset(
-    {
-        "/generate",
-        "/inference/v1/generate",
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/invocations",
-        "/api/chat",
-        "/api/generate",
-    }
+_SAMPLING_ROUTES = (
+    *("/generate", "/inference/v1/generate", "/invocations", "/api/chat", "/api/generate"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
 )
 
 

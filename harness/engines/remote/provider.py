@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
-from harness.engines.base import Capabilities, LogprobScale, OneWorker, TokenProvider
+from harness.engines.base import Capabilities, LogprobScale, OneWorker
 from harness.engines.logprob_scale import SELF_TEST_S, limit_test_time, require_raw_logprobs
 from harness.engines.pool.placement import Placement
 from harness.engines.recorded_rows import find_router
@@ -51,7 +51,7 @@ _ROUTED = as_ids([0, 1, 2, 3])
 _ONE_TOKEN = SamplingParams(1, temperature=0.0, ignore_eos=True)
 
 
-class RemoteProvider(TokenProvider, ChangingServer):
+class RemoteProvider(ChangingServer):
     """Serves one engine server.
 
     Args:

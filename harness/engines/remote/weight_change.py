@@ -16,27 +16,18 @@ from typing import Protocol
 import msgspec
 
 from harness.decoding import read_json
-from harness.engines.base import PauseMode
+from harness.engines.base import PauseMode, TokenProvider
 from harness.engines.remote.served_label import ServedLabel
 from harness.errors import EngineError, EngineRejected, WeightsUnsettled
 from harness.machine.deadlines import to_the_end
 from harness.samples.versions import require_settled, unsettled_label
 
 
-class ChangingServer(Protocol):
+class ChangingServer(TokenProvider, Protocol):
     """Server whose weights can change. Methods raise `EngineError`."""
 
     async def is_paused(self) -> bool:
         """Return True if nothing is sampled now."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        """See `TokenProvider.pause`."""
-
-    async def resume(self) -> None:
-        """See `TokenProvider.resume`."""
-
-    async def read_version(self) -> str:
-        """See `TokenProvider.read_version`."""
 
     async def require_fitting(self, path: Path) -> None:
         """Raise `EngineRejected` if the checkpoint in `path` visibly does not fit."""

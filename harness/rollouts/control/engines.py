@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from harness.engines.base import TokenProvider
-from harness.engines.kinds import ControlVerb, ServerKind, parse_kind, server_kinds
+from harness.engines.kinds import ControlVerb, ServerKind, server_kinds
 from harness.engines.remote.http_bodies import error_for_status, server_message
 from harness.engines.remote.http_client import EngineClient, HttpCall
 from harness.errors import EngineRejected, ScenarioError
@@ -131,10 +131,8 @@ class EngineInProcess:
 
 def as_server(address: str) -> EngineServer:
     """Return the server of `KIND=URL`, or of a URL."""
-    named = parse_kind(address)
-    if named is None or named.kind.server is None or named.rest is None:
-        return EngineServer(address)
-    return EngineServer(named.rest, named.kind.name)
+    kind, is_named, url = address.partition("=")
+    return EngineServer(url, kind) if is_named and kind in server_kinds() else EngineServer(address)
 
 
 def as_workers(engines: Iterable[TokenProvider | EngineWorker | str]) -> tuple[EngineWorker, ...]:

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from harness.engines.huggingface import HuggingFaceTokenProvider
-from harness.engines.sglang_server.app import LOOPBACK, NativeServer, serve_in_process
+from harness.engines.sglang_server.app import NativeServer
+from harness.engines.sglang_server.serving import LOOPBACK, serve_in_process
 from harness.errors import HarnessError
 from harness.machine.asgi import stop_at_signals
 from harness.tokens.tokenizer import Tokenizer

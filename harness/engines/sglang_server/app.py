@@ -10,18 +10,16 @@ waiting for requests, keeps the model's name, and never generates in `/health`. 
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from harness._version import __version__
 from harness.engines.base import CountsTokens, FlushesPrefixes, TokenProvider
@@ -36,9 +34,8 @@ from harness.engines.sglang_server.requests import (
     UpdateRequest,
     decode,
 )
-from harness.engines.sglang_server.while_connected import EventStream, while_connected
+from harness.engines.sglang_server.serving import EventStream, while_connected
 from harness.errors import EngineError, EngineRejected, EngineUnavailable
-from harness.machine.asgi import EmbeddedServer, answering, listening
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationDelta, Json, as_ids
 
@@ -247,19 +244,3 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 async def _answer_nobody(_: Request, __: Exception) -> Response:
     return Response(status_code=_NOBODY_READS)
-
-
-LOOPBACK = "127.0.0.1"
-
-_SHUTDOWN_S = 2
-
-
-@asynccontextmanager
-async def serve_in_process(app: ASGIApp, *, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
-    """Serve `app` in the block and yield its base address; port 0 picks a free one. Raises `HarnessError` if taken."""
-    config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
-    )
-    with listening(host, port) as listener:
-        async with answering(EmbeddedServer(config), listener):
-            yield f"http://{host}:{listener.getsockname()[1]}"

@@ -1,15 +1,25 @@
-"""Runs work only while its client is connected; a disconnect cancels its generation, as in SGLang."""
+"""Serves an engine's application in the running loop, and works only while its client is connected.
+
+A disconnect cancels its generation, as in SGLang.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, TypeVar
 
+import uvicorn
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from harness.machine.asgi import EmbeddedServer, answering, listening
 
 _T = TypeVar("_T")
+
+LOOPBACK = "127.0.0.1"
+
+_SHUTDOWN_S = 2
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
@@ -51,3 +61,14 @@ class EventStream(Response):
             async for event in events:
                 await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+@asynccontextmanager
+async def serve_in_process(app: ASGIApp, *, host: str = LOOPBACK, port: int = 0) -> AsyncIterator[str]:
+    """Serve `app` in the block and yield its base address; port 0 picks a free one. Raises `HarnessError` if taken."""
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=_SHUTDOWN_S
+    )
+    with listening(host, port) as listener:
+        async with answering(EmbeddedServer(config), listener):
+            yield f"http://{host}:{listener.getsockname()[1]}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -18,16 +19,36 @@ from harness.engines.huggingface.model import RaggedModel
 from harness.engines.huggingface.sampling import SamplingRow, logprobs_of, sample, top_of
 from harness.engines.huggingface.scheduler import Scheduler, StepPiece
 from harness.engines.huggingface.scheduler import Sequence as TokenSequence
-from harness.engines.huggingface.thread import Inbox, RequestOutcome
 from harness.errors import EngineError, EngineRejected, EngineReplyInvalid
 from harness.token_rows import RowValues
-from harness.types import FinishReason, GenerationDelta, GenerationRequest, as_ids, as_logprobs
+from harness.types import (
+    FinishReason,
+    GenerationDelta,
+    GenerationRequest,
+    GenerationResult,
+    PromptLogprobs,
+    as_ids,
+    as_logprobs,
+)
+
+RequestOutcome = GenerationResult | PromptLogprobs | EngineError
+
+
+class Listener(Protocol):
+    """Receives the events of one request on the engine's thread; must neither block nor raise."""
+
+    @property
+    def wants_deltas(self) -> bool:
+        """True to receive tokens as they are sampled, besides the outcome."""
+
+    def __call__(self, event: GenerationDelta | RequestOutcome) -> None:
+        """Take the next event; a `RequestOutcome` is the last."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _LiveRequest:
     generation: LocalGeneration
-    inbox: Inbox
+    listener: Listener
 
 
 class LocalEngine:
@@ -55,11 +76,11 @@ class LocalEngine:
         """True if `step` would compute something."""
         return self._scheduler.has_work and not self.is_paused
 
-    def submit(self, request: GenerationRequest, inbox: Inbox) -> None:
+    def submit(self, request: GenerationRequest, listener: Listener) -> None:
         """Queue a request. Raises `EngineRejected` if its id is live."""
         if request.request_id in self._live:
             raise EngineRejected(f"request id {request.request_id} is in use; every request needs a fresh one")
-        live = _LiveRequest(LocalGeneration(request, self._rules, started_at=time.perf_counter()), inbox)
+        live = _LiveRequest(LocalGeneration(request, self._rules, started_at=time.perf_counter()), listener)
         self._live[request.request_id] = live
         self._by_tokens[live.generation.tokens] = live
         self._scheduler.add(live.generation.tokens)
@@ -163,8 +184,8 @@ class LocalEngine:
         for live, sampled in zip(sampling, sample(logits[last_rows], how), strict=True):
             self.sampled_tokens += 1
             reason = live.generation.add(sampled, self.version)
-            if live.inbox.wants_deltas:
-                live.inbox.put(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))
+            if live.listener.wants_deltas:
+                live.listener(GenerationDelta(as_ids([sampled.token_id]), as_logprobs([sampled.logprob])))
             if reason is not None:
                 self._finish(live, reason)
 
@@ -185,7 +206,7 @@ class LocalEngine:
 
     def _end(self, live: _LiveRequest, outcome: RequestOutcome) -> None:
         self._remove(live)
-        live.inbox.put(outcome)
+        live.listener(outcome)
 
     def _remove(self, live: _LiveRequest) -> None:
         del self._live[live.generation.request.request_id]

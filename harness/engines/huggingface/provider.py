@@ -5,6 +5,7 @@ random generator, has no min-p per request and cannot score prompts. Its strengt
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -26,7 +27,7 @@ from harness.engines.base import (
 )
 from harness.engines.huggingface.local_generation import StopRules
 from harness.engines.huggingface.scheduler import BatchLimits, Scheduler
-from harness.engines.huggingface.thread import EngineThread, Inbox
+from harness.engines.huggingface.thread import EngineThread
 from harness.engines.recorded_rows import MAX_MASK_IDS
 from harness.engines.repeat_guard import choose_guard, object_key_ids, prove_guard
 from harness.errors import EngineError, EngineRejected, ModelError
@@ -43,7 +44,7 @@ from harness.types import (
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
 
 if TYPE_CHECKING:  # it imports torch
-    from harness.engines.huggingface.engine import LocalEngine
+    from harness.engines.huggingface.engine import LocalEngine, RequestOutcome
 
 T = TypeVar("T")
 
@@ -261,7 +262,7 @@ class HuggingFaceTokenProvider:
     async def _events(
         self, request: GenerationRequest, *, wants_deltas: bool
     ) -> AsyncGenerator[GenerationDelta | GenerationResult | PromptLogprobs]:
-        inbox = Inbox(wants_deltas=wants_deltas)
+        inbox = _Inbox(wants_deltas=wants_deltas)
         try:
             await self._call(lambda engine: engine.submit(request, inbox))
             while not inbox.is_exhausted:
@@ -270,3 +271,25 @@ class HuggingFaceTokenProvider:
             # The caller left early; its request must not keep sampling.
             if not inbox.is_exhausted:
                 self._thread.call(lambda engine: engine.drop(request))
+
+
+class _Inbox:
+    """Passes events from the engine's thread to the waiting task."""
+
+    def __init__(self, *, wants_deltas: bool) -> None:
+        self.wants_deltas = wants_deltas
+        self.is_exhausted = False
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[GenerationDelta | RequestOutcome] = asyncio.Queue()
+
+    def __call__(self, event: "GenerationDelta | RequestOutcome") -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
+            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def next_event(self) -> GenerationDelta | GenerationResult | PromptLogprobs:
+        """Return the next event. Raises the `EngineError` that ended the request."""
+        event = await self._events.get()
+        self.is_exhausted = not isinstance(event, GenerationDelta)
+        if isinstance(event, EngineError):
+            raise event
+        return event

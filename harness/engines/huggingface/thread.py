@@ -4,46 +4,18 @@ Other threads post calls, which it runs in order between two steps. However the 
 every posted call gets an answer, so no caller waits forever.
 """
 
-import asyncio
 import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.errors import EngineError, EngineUnavailable, HarnessError
-from harness.types import GenerationDelta, GenerationResult, PromptLogprobs
 
 if TYPE_CHECKING:  # it imports torch
     from harness.engines.huggingface.engine import LocalEngine
 
 T = TypeVar("T")
-
-RequestOutcome = GenerationResult | PromptLogprobs | EngineError
-
-
-class Inbox:
-    """Passes the events of one request from the engine's thread to the waiting task, with deltas if wanted."""
-
-    def __init__(self, *, wants_deltas: bool) -> None:
-        self.wants_deltas = wants_deltas
-        self.is_exhausted = False
-        self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[GenerationDelta | RequestOutcome] = asyncio.Queue()
-
-    def put(self, event: GenerationDelta | RequestOutcome) -> None:
-        """Add the next event, on any thread; a `RequestOutcome` is the last. Neither blocks nor raises."""
-        with suppress(RuntimeError):  # the loop is closed, so no task waits
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-    async def next_event(self) -> GenerationDelta | GenerationResult | PromptLogprobs:
-        """Return the next event. Raises the `EngineError` that ended the request."""
-        event = await self._events.get()
-        self.is_exhausted = not isinstance(event, GenerationDelta)
-        if isinstance(event, EngineError):
-            raise event
-        return event
 
 
 class _EngineCall:

@@ -23,9 +23,8 @@ from harness.engines.recorded_rows import find_router
 from harness.engines.remote.http_client import EngineClient
 from harness.engines.remote.in_flight import InFlight, LiveRequest
 from harness.engines.remote.reply import Asked, abort_unsent
-from harness.engines.remote.served_label import ServedLabel
 from harness.engines.remote.served_model import require_same_tokenizer
-from harness.engines.remote.weight_change import ChangingServer, WeightChange
+from harness.engines.remote.weight_change import ChangingServer, ServedLabel, WeightChange
 from harness.engines.repeat_guard import GUARD_PROBE, choose_guard, require_guard
 from harness.errors import EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.machine.log import get_logger

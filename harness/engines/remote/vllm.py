@@ -18,7 +18,6 @@ from harness.engines.remote.http_client import GATHER_S, HttpCall
 from harness.engines.remote.in_flight import LiveRequest
 from harness.engines.remote.metrics import Metrics, count_vllm
 from harness.engines.remote.reply import Asked, fit_budget, verify_reply, verify_scores
-from harness.engines.remote.served_label import Unlabeled
 from harness.engines.remote.served_model import ServedModel, find_model
 from harness.engines.remote.vllm_control import MISSING, VersionAnswer, VLLMControl
 from harness.engines.remote.vllm_wire import (
@@ -31,6 +30,7 @@ from harness.engines.remote.vllm_wire import (
     read_guard,
     read_piece,
 )
+from harness.engines.remote.weight_change import Unlabeled
 from harness.errors import EngineConnectionLost, EngineError, EngineRejected, EngineReplyInvalid, EngineUnavailable
 from harness.types import (
     STREAM_INTERVAL,
@@ -188,7 +188,7 @@ class VLLMTokenProvider(VLLMControl):
         streamed = StreamedPieces(asked, self._offer.api)
         moment, before = self._served.asking(), await self._label_around()
         # Coarse, since a broken connection loses up to an interval. Versions come at the end of a stream; if it breaks,
-        # label reads determine its tokens' versions (`served_label`).
+        # label reads determine its tokens' versions (`Unlabeled`).
         call = self._call_of(asked, STREAM_INTERVAL if asked.request.on_ids is None else 1)
         arrived = Unlabeled(self._served, before, moment)
         payloads: list[bytes] = []

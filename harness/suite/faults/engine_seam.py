@@ -1,4 +1,4 @@
-"""A `TokenProvider` that shows requests to an injector and applies network faults.
+"""A `TokenProvider` that shows requests to a `Watcher` and applies network faults.
 
 Faults raise what a real provider raises for a broken server, at the same places. With a proxy (`network.py`), the proxy
 breaks the request, and the provider raises.
@@ -12,16 +12,12 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from harness.engines.base import Capabilities, EngineHealth, OneWorker, PauseMode, TokenProvider
 from harness.errors import EngineConnectionLost, EngineError, EngineReplyInvalid, EngineUnavailable
 from harness.suite.scenarios.fault import Action
 from harness.types import FinishReason, GenerationDelta, GenerationRequest, GenerationResult, PromptLogprobs, TokenIds
-
-if TYPE_CHECKING:
-    from harness.suite.faults.injector import FaultInjector
-    from harness.suite.faults.network import FaultyNetwork
 
 DEADLINE_S = 600.0
 """Seconds that a provider waits for a silent server."""
@@ -32,6 +28,16 @@ _KILLED = "the engine was killed, a fault of the scenario"
 class NetworkFault(NamedTuple):
     action: Action
     seconds: float | None = None
+
+
+class Network(Protocol):
+    """A breakable network in front of an engine server."""
+
+    def arm(self, request_id: str, fault: NetworkFault) -> None:
+        """Apply `fault` to the request, now or on arrival."""
+
+    def disarm(self, request_id: str) -> None:
+        """Forget a finished request."""
 
 
 class TurnCount:
@@ -88,14 +94,27 @@ class EngineCall:
             self._scope.reschedule(asyncio.get_running_loop().time())
 
 
+class Watcher(Protocol):
+    """Decides the faults of a scenario's requests."""
+
+    async def on_request(self, call: EngineCall) -> None:
+        """Handle a request before the engine. Returns after the immediate effects of due faults."""
+
+    async def on_tokens(self, call: EngineCall) -> None:
+        """Handle `call.tokens`. Returns like `on_request`."""
+
+    def counts_tokens(self, call: EngineCall) -> bool:
+        """Return True if `on_tokens` must be called."""
+
+
 class FaultyProvider:
     """Wrapper of `inner`, which the caller enters. Without a `network`, it raises a provider's errors itself."""
 
-    def __init__(self, inner: TokenProvider, network: "FaultyNetwork | None" = None) -> None:
+    def __init__(self, inner: TokenProvider, network: Network | None = None) -> None:
         self._inner = inner
         self._network = network
         self._turns: dict[str, TurnCount] = {}
-        self.injector: FaultInjector | None = None
+        self.watcher: Watcher | None = None
         self.live: dict[str, EngineCall] = {}
         """Requests under way, by id."""
         self._is_dead = False
@@ -137,7 +156,7 @@ class FaultyProvider:
 
     async def generate(self, request: GenerationRequest) -> GenerationResult:
         """See `TokenProvider`. Raises the request's faults."""
-        if self.injector is None or request.session_id is None:
+        if self.watcher is None or request.session_id is None:
             return await self._alive.generate(request)
         prompt = blake2b(request.input_ids[: request.input_ids.size - request.continues].tobytes()).digest()
         turns = self._turns.setdefault(request.session_id, TurnCount())
@@ -145,14 +164,14 @@ class FaultyProvider:
         self.live[call.request_id] = call
         try:
             async with call.breakable():
-                await self.injector.on_request(call)
+                await self.watcher.on_request(call)
                 _ = self._alive  # raises if a fault has killed it
                 # Without a network, raise a broken connection or a malformed answer after the tokens are sampled.
                 later = [each for each in call.faults if self._network is None and each.action in _IN_THE_ANSWER]
                 call.faults = [each for each in call.faults if each not in later]
                 await self._apply_faults(call)
                 call.faults += later
-                result = await self._sample(call, self.injector, request)
+                result = await self._sample(call, self.watcher, request)
                 await self._apply_faults(call)
         finally:
             del self.live[call.request_id]
@@ -192,10 +211,8 @@ class FaultyProvider:
             return EngineHealth(ready=False, paused=False, running=0, waiting=0, detail=_KILLED)
         return await self._inner.health()
 
-    async def _sample(
-        self, call: EngineCall, injector: "FaultInjector", request: GenerationRequest
-    ) -> GenerationResult:
-        if not (injector.counts_tokens(call) or call.ends_early):
+    async def _sample(self, call: EngineCall, watcher: Watcher, request: GenerationRequest) -> GenerationResult:
+        if not (watcher.counts_tokens(call) or call.ends_early):
             return await self._inner.generate(request)
         plain = replace(request, on_delta=None, on_ids=None)  # with these, the engine would send many tokens at once
         pieces = self._inner.stream(plain)
@@ -205,7 +222,7 @@ class FaultyProvider:
                     return piece
                 request.tell(piece)
                 call.tokens += piece.output_ids.size
-                await injector.on_tokens(call)
+                await watcher.on_tokens(call)
                 await self._apply_faults(call)
                 if call.ends_early:
                     await self.abort_early(call)

@@ -95,7 +95,7 @@ class Timeline:
 
 @dataclass(eq=False)
 class FaultInjector:
-    """Faults of a running scenario, whose requests it hears of."""
+    """Faults of a running scenario; the `Watcher` of its requests."""
 
     faults: Sequence[Fault]
     roster: Roster
@@ -117,7 +117,7 @@ class FaultInjector:
         """Inject faults during the block, then complete the log."""
         self._began = time.monotonic()
         before = self.log.read()
-        self.seams.engine.injector = self
+        self.seams.engine.watcher = self
 
         async def watch_clock() -> None:
             while (moment := self._timeline.next_second()) is not None:
@@ -128,7 +128,7 @@ class FaultInjector:
         try:
             yield
         finally:
-            self.seams.engine.injector = None
+            self.seams.engine.watcher = None
             clock.cancel()
             await asyncio.gather(clock, return_exceptions=True)
             for task in self._applying:
@@ -169,7 +169,6 @@ class FaultInjector:
     # Events
 
     async def on_request(self, call: EngineCall) -> None:
-        """Handle a request before the engine. Returns after the immediate effects of due faults."""
         session = self.roster.position(call.session_id)
         if session is not None:
             call.faults += self._actions.armed.pop(session, ())
@@ -177,13 +176,11 @@ class FaultInjector:
                 await self._fire(Event(session, call.turn), call)
 
     async def on_tokens(self, call: EngineCall) -> None:
-        """Handle `call.tokens`. Returns like `on_request`."""
         session = self.roster.position(call.session_id)
         if session is not None:
             await self._fire(Event(session, call.turn, call.tokens), call)
 
     def counts_tokens(self, call: EngineCall) -> bool:
-        """Return True if `on_tokens` must be called."""
         session = self.roster.position(call.session_id)
         return session is not None and self._timeline.counts_tokens(session, call.turn)
 

@@ -167,8 +167,6 @@ class FaultProxy:
 
 
 class FaultyNetwork:
-    """A breakable network in front of engine servers."""
-
     def __init__(self, proxies: Sequence[FaultProxy]) -> None:
         self._proxies = proxies
 

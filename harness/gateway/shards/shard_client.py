@@ -17,16 +17,16 @@ from yarl import URL
 
 from harness.decoding import read_json
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
-from harness.gateway.shards.desired_state import (
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.placement import choose_shard
+from harness.gateway.shards.shard import (
+    STATE_PATH,
     DesiredState,
     DesiredStateAnswer,
     SentState,
     ShardCounts,
     desired_state_of,
 )
-from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.placement import choose_shard
-from harness.gateway.shards.shard import STATE_PATH
 from harness.machine.deadlines import not_in_time, read_end, within
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper

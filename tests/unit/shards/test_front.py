@@ -10,9 +10,9 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from harness.engines.scripted import ScriptedEngine
-from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
+from harness.gateway.shards.shard import ShardCounts
 from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper

@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import ShardUnavailable
-from harness.gateway.shards.desired_state import DesiredStateAnswer, ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.shard import STATE_PATH, as_shard
+from harness.gateway.shards.shard import STATE_PATH, DesiredStateAnswer, ShardCounts, as_shard
 from harness.gateway.shards.shard_client import ShardClient
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper

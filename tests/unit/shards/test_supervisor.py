@@ -13,8 +13,8 @@ import aiohttp
 import pytest
 
 from harness.errors import EnginesHeld
-from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.shard import ShardCounts
 from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.gateway.shards.supervisor import ShardCommand, Supervisor, shard_environment
 from harness.server.gatekeeper import Gatekeeper

@@ -42,8 +42,7 @@ from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 from harness.rollouts.sandboxes.sandbox import RunningCommand
 
 if TYPE_CHECKING:
-    from harness.rollouts.sandboxes.boxed import Box
-    from harness.rollouts.sandboxes.left_behind import LeftBehind
+    from harness.rollouts.sandboxes.boxed import Box, LeftBehind
 
 _T = TypeVar("_T")
 
@@ -176,8 +175,7 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.sandboxes.boxed import open_box
-        from harness.rollouts.sandboxes.left_behind import remove_left
+        from harness.rollouts.sandboxes.boxed import open_box, remove_left
 
         if spec.kind not in self._cleaning:
             self._cleaning[spec.kind] = asyncio.create_task(remove_left({spec.kind}), name="remove left sandboxes")

@@ -147,7 +147,7 @@ def serve(
     from harness.engines.teachers import check_teachers
     from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.serving import Around, alone, serve_forever
-    from harness.server.store.connect import open_store
+    from harness.server.store.sqlite import open_store
 
     raise_descriptor_limit()
     settings = server.settings()

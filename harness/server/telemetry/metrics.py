@@ -1,15 +1,18 @@
 """The `/metrics` page, in the Prometheus text format.
 
 Each server has its own registry, so several fit in one process. Names are fixed: dashboards depend on them. Labels have
-few values, never session ids.
+few values, never session ids. Programs without a server show their figures as gauges on a local port.
 """
 
+import re
+from collections.abc import Mapping
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from harness.errors import CannotListen
 from harness.sessions.ledger import NewOutput
 from harness.types import Turn
 
@@ -18,6 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _MOST_NAMES = 64  # of ignored parameters
 _LONGEST_NAME = 100  # characters
+_LOOPBACK = "127.0.0.1"
 
 
 class TurnSeconds(NamedTuple):
@@ -167,3 +171,36 @@ def _sums(turn: Turn) -> tuple[float, float, float]:
     held = turn.notes.held_before_s + turn.notes.held_s
     queued = sum(segment.queued_s for segment in turn.segments)
     return held, queued, sum(segment.seconds for segment in turn.segments)
+
+
+class FigureGauges:
+    """Context manager that serves `/metrics` on loopback; port 0 picks a free one. Raises `CannotListen`."""
+
+    def __init__(self, port: int) -> None:
+        self._wanted_port = port
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._server, self._thread = start_http_server(self._wanted_port, _LOOPBACK, self._registry)
+        except (OSError, OverflowError) as error:
+            raise CannotListen(f"{_LOOPBACK}:{self._wanted_port}: {error}; name another port for the gauges") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def set(self, figures: Mapping[str, float]) -> None:
+        """Set the current values; thread-safe."""
+        for key, value in figures.items():
+            if key not in self._gauges:
+                name = "harness_" + re.sub(r"\W+", "_", key)
+                self._gauges[key] = Gauge(name, key, registry=self._registry)
+            self._gauges[key].set(value)

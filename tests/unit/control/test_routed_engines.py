@@ -21,7 +21,7 @@ from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.manager import SessionManager
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import Json
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer

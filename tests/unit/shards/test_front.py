@@ -17,7 +17,7 @@ from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from tests.builders import toy_template, turn_service
 from tests.fake_engines.providers import toy_tokenizer

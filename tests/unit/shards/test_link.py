@@ -20,7 +20,7 @@ from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest
 from harness.sessions.paging import SessionStub

@@ -177,7 +177,7 @@ def serve(
         settings, around = replace(settings, shard=ShardPlace(shard, shards)), as_shard
     elif not EngineName.parse(engine).urls:
         from harness.engines.sglang_server import NativeServer
-        from harness.gateway.router.engine_verbs import with_verbs
+        from harness.gateway.router.trainer_verbs import with_verbs
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

@@ -36,13 +36,12 @@ from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import is_operator
 from harness.server.http.connection import Callers
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, read_body
+from harness.server.http.wire import parse_expected, read_body, read_fields
 from harness.server.left_engines import LeftEngines
 from harness.server.routes import GateCounts, ServerApi
 from harness.server.settings import ServerSettings
-from harness.server.sweep import parse_sweep
 from harness.server.telemetry.metrics import CONTENT_TYPE, ServerMetrics
-from harness.sessions.weights.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport, SweepRequest
 
 _ENGINES_S = 8.0  # for engines to answer their shards
 _OVER_S = 15.0  # for a sweep to finish after its time budget
@@ -116,7 +115,7 @@ class Front(ServerApi):
     # Weight updates
 
     async def _start_sweep(self, request: Request) -> Response:
-        asked = parse_sweep(await read_body(request, self.settings.limits))
+        asked = await read_fields(request, self.settings.limits, SweepRequest)
         share = msgspec.structs.replace(asked, concurrency=max(1, asked.concurrency // len(self._links)))
         body = msgspec.json.encode(share)
         refusals: list[Response] = []

@@ -31,11 +31,10 @@ from harness.rollouts.agents.agent_environment import (
     prepare_workdir,
     without_session,
 )
+from harness.rollouts.agents.agent_output import AgentLog, read_result
 from harness.rollouts.agents.function import FunctionAgents
-from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
 from harness.rollouts.agents.profile import expand
-from harness.rollouts.agents.result import read_result
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import AgentEnd, AgentRun, Ending

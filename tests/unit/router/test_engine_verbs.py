@@ -10,7 +10,7 @@ import httpx
 from harness import abort_rollout
 from harness.engines.scripted import ScriptedEngine, ScriptStep
 from harness.engines.sglang_server import NativeServer
-from harness.gateway.router.engine_verbs import with_verbs
+from harness.gateway.router.trainer_verbs import with_verbs
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.sqlite import open_store

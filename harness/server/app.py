@@ -95,7 +95,8 @@ class SessionServer(ServerApi):
         sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         report = await sweep.run()
-        self._metrics.sweep_ended(report.tokens_settled, report.tokens_left)
+        self._metrics.sweep_settled.inc(report.tokens_settled)
+        self._metrics.sweep_left.inc(report.tokens_left)
         return report
 
     async def _start_sweep(self, request: Request) -> Response:

@@ -56,11 +56,11 @@ class ServerMetrics:
             ["dialect", "parameter"],
         )
         self._ignored_names: set[str] = set()
-        self._heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
-        self._heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
+        self.heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
+        self.heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
         self.sessions_created = counter("harness_sessions_created", "Sessions created")
-        self._open = gauge("harness_sessions_open", "Sessions held")
-        self._paged_out = gauge("harness_sessions_paged_out", "Sessions held that are only in the store")
+        self.sessions_open = gauge("harness_sessions_open", "Sessions held")
+        self.sessions_paged_out = gauge("harness_sessions_paged_out", "Sessions held that are only in the store")
         self.read_back = histogram("harness_session_read_back_seconds", "Seconds to read a paged-out session back")
         self.sessions_expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
         self.sessions_quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
@@ -81,8 +81,10 @@ class ServerMetrics:
         self._moved = counter("harness_sessions_moved", "Sessions served by another worker than before")
         self._recomputed = counter("harness_prefix_tokens_recomputed", "Cached prompt tokens lost to changes of worker")
         self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
-        self._settled = counter("harness_sweep_tokens_settled", "Tokens that sweeps scored under their next version")
-        self._unmet = counter("harness_sweep_tokens_left", "Tokens that sweeps left unscored")
+        self.sweep_settled = counter(
+            "harness_sweep_tokens_settled", "Tokens that sweeps scored under their next version"
+        )
+        self.sweep_left = counter("harness_sweep_tokens_left", "Tokens that sweeps left unscored")
         self.teacher_tokens = counter(
             "harness_teacher_tokens_scored", "Sampled tokens that a teacher scored", ["teacher"]
         )
@@ -112,20 +114,6 @@ class ServerMetrics:
                 name = "other"
         self._ignored.labels(dialect, name).inc()
 
-    def heavy_work_began(self, size_bytes: int) -> None:
-        """Count a large request that waits for, or is in, a worker thread."""
-        self._heavy.inc()
-        self._heavy_bytes.inc(size_bytes)
-
-    def heavy_work_ended(self, size_bytes: int) -> None:
-        """Count the end of a large request; thread-safe."""
-        self._heavy.dec()
-        self._heavy_bytes.dec(size_bytes)
-
-    def sessions_held(self, count: int, paged_out: int) -> None:
-        self._open.set(count)
-        self._paged_out.set(paged_out)
-
     def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
         """Record the end of an attempt, which adds `new` tokens. The prompt counts on the first one only."""
         for part, value in zip(self._parts, seconds, strict=True):
@@ -149,10 +137,6 @@ class ServerMetrics:
 
     def workers_serving(self, count: int) -> None:
         self._workers.set(count)
-
-    def sweep_ended(self, settled: int, left: int) -> None:
-        self._settled.inc(settled)
-        self._unmet.inc(left)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from harness.server.serving import RunningServer as RunningServer
     from harness.server.serving import serve as serve
     from harness.server.settings import ServerSettings as ServerSettings
-    from harness.server.store.connect import open_store as open_store
-    from harness.server.store.memory import MemoryStore as MemoryStore
+    from harness.server.store.base import MemoryStore as MemoryStore
     from harness.server.store.sqlite import SQLiteStore as SQLiteStore
+    from harness.server.store.sqlite import open_store as open_store
     from harness.suite.run.read_run import read_run as read_run
     from harness.tokens.model_family import open_chat_tokenizer as open_chat_tokenizer
     from harness.tokens.templates.chat_template import ChatTemplateTokenizer as ChatTemplateTokenizer
@@ -99,9 +99,8 @@ _NAMES: Mapping[str, str] = {
     "server.serving": "serve RunningServer",
     "server.settings": "ServerSettings",
     "engines.teachers": "TeacherSpec",
-    "server.store.connect": "open_store",
-    "server.store.memory": "MemoryStore",
-    "server.store.sqlite": "SQLiteStore",
+    "server.store.base": "MemoryStore",
+    "server.store.sqlite": "SQLiteStore open_store",
     # Engines
     "engines.connect": "open_engine",
     "engines.remote.sglang": "SGLangTokenProvider",

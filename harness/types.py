@@ -509,7 +509,7 @@ class Sample:
     returns: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_RETURNS)
     """Reward of the token's turn and later ones, else 0; [0] without `turn_rewards`."""
     turn_values: npt.NDArray[np.float32] = field(default_factory=lambda: _NO_RETURNS)
-    """Value of the state before the token's turn, else NaN (`samples.turn_values`); [0] without forks."""
+    """Value of the state before the token's turn, else NaN (`samples.turn_rewards`); [0] without forks."""
     routed_experts: SampleRows | None = None
     """Experts that each token was routed to, prompt included; None if not recorded."""
     sampling_mask: SampleMasks | None = None

@@ -52,7 +52,7 @@ from harness.rollouts.sandboxes.spec import SandboxSpec
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Sample
 from soak.cycle_figures import Figures

@@ -34,7 +34,7 @@ from harness.lab.lanes import LaneEngine, LaneSpec
 from harness.lab.models import resolve_model
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.suite.faults.seams import KillableLane
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, Json

@@ -83,7 +83,7 @@ async def _session_server(options: argparse.Namespace) -> AsyncIterator[str]:
     from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.serving import SWITCH_S, serve
     from harness.server.settings import ServerSettings
-    from harness.server.store.connect import open_store
+    from harness.server.store.sqlite import open_store
     from harness.server.telemetry.logging import configure_logging
 
     sys.stderr = (options.directory / f"{options.role}.log").open("w")

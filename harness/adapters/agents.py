@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.errors import AdapterError, ScenarioError
 from harness.rollouts.agents.programs import bundled_agent, find_command, split_command
-from harness.samples.judgement import describe_judgement, stamp_judgement, stated_number
-from harness.samples.rollout import OutcomeKind, Rollout
+from harness.samples.rollout import OutcomeKind, Rollout, describe_judgement, stamp_judgement, stated_number
 from harness.types import Json
 
 AGENT_RESULT = "agent_result"

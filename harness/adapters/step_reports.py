@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.errors import AdapterError
-from harness.samples.judgement import stated_number
+from harness.samples.rollout import stated_number
 from harness.training.step_stores import ReportStep, StepStore, report_steps
 from harness.types import Json
 

@@ -35,8 +35,7 @@ from harness.rollouts.control.pause import PauseReport, paused_rollout
 from harness.rollouts.control.weights import WeightUpdate, WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.outcome import RolloutFacts, classify, classify_uncreated, was_lost
-from harness.samples.judgement import stated_number
-from harness.samples.rollout import Outcome, OutcomeKind, Rollout
+from harness.samples.rollout import Outcome, OutcomeKind, Rollout, stated_number
 from harness.server.telemetry.printable import shorten_secrets
 from harness.sessions.lifecycle import RolloutEnd
 from harness.sessions.record import empty_record

@@ -19,7 +19,7 @@ from harness.errors import (
     StoreError,
     TurnAborted,
 )
-from harness.rollouts.agents.result import AgentResult
+from harness.rollouts.agents.agent_output import AgentResult
 from harness.rollouts.client.session_server import Collected
 from harness.samples.rollout import Outcome, OutcomeKind
 from harness.sessions.lifecycle import Phase

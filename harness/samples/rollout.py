@@ -1,6 +1,8 @@
-"""Rollouts: one agent, run once, against one session. A bad one is data, not a crash."""
+"""Rollouts: one agent, run once, against one session, and its judgement. A bad one is data, not a crash."""
 
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.errors import Cause
@@ -68,3 +70,23 @@ def _as_row(message: Json) -> tuple[object, object, str]:
     calls = [call.get("function") or call for call in message.get("tool_calls") or ()]
     named = "\n".join(f"{call.get('name')}({call.get('arguments')})" for call in calls)
     return message.get("role", ""), message.get("content") or "", named
+
+
+def stated_number(value: object) -> float | None:
+    """Return a finite number that an agent or a check states, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None
+
+
+def describe_judgement(figures: Mapping[str, float], reason: str) -> Json:
+    """Return the `figures` and the `reason`, without those that are empty."""
+    given = {"figures": dict(figures), "reason": reason}
+    return {name: value for name, value in given.items() if value}
+
+
+def stamp_judgement(samples: Iterable[Sample], judgement: Json) -> tuple[Sample, ...]:
+    """Set `metadata["score"]` on all samples of a rollout, unless `judgement` is empty."""
+    if not judgement:
+        return tuple(samples)
+    return tuple(replace(each, metadata={**each.metadata, "score": judgement}) for each in samples)

@@ -1,4 +1,4 @@
-"""Turn rewards: attribute the reward of a rollout to its turns. Pure."""
+"""Turn rewards and values: what a turn earned of the reward, and what forks say of the state before it. Pure."""
 
 import math
 from collections import defaultdict
@@ -40,7 +40,7 @@ class RolloutReward(NamedTuple):
     """Parts of the judgement, by name."""
     reason: str = ""
     values: Mapping[int, TurnValue] = MappingProxyType({})
-    """Values of states before turns (`samples.turn_values`)."""
+    """Values of states before turns (`value_turns`)."""
 
 
 def reward_turns(
@@ -123,3 +123,39 @@ def _turn_of(key: int | str, session: Json) -> int:
             f" tool calls; {len(found)} turns fit"
         )
     return int(found[0])
+
+
+def value_turns(samples: Sequence[Sample], values: Mapping[int, TurnValue]) -> tuple[Sample, ...]:
+    """Set `turn_values` on all delivered samples of a session, by turn index; NaN for other turns and context.
+
+    `metadata["turn_values"]` keeps `mean`, `low`, `high` and `forks`. Raises `ScenarioError` for an unknown turn or a
+    value that is not finite.
+    """
+    if not values:
+        return tuple(samples)
+    known = {turn for sample in samples for turn, _ in turn_spans(sample)}
+    if unknown := sorted(values.keys() - known):
+        raise ScenarioError(f"turn_values: expected turns of the samples, {sorted(known)}; got turn {unknown[0]}")
+    means = {turn: value.mean for turn, value in values.items()}
+    return tuple(
+        replace(
+            sample,
+            turn_values=spread_over_tokens(sample, means, missing=math.nan),
+            metadata={**sample.metadata, "turn_values": _described(sample, values)},
+        )
+        for sample in samples
+    )
+
+
+def values_of(samples: Sequence[Sample]) -> dict[int, float]:
+    """Return the values of a rollout's trained turns, in order; NaN for those without one."""
+    found: dict[int, float] = {}
+    for sample in samples:
+        for turn, span in turn_spans(sample):
+            if sample.loss_mask[span].any():
+                found[turn] = float(sample.turn_values[span.start]) if sample.turn_values.size else math.nan
+    return dict(sorted(found.items())) or {-1: math.nan}
+
+
+def _described(sample: Sample, values: Mapping[int, TurnValue]) -> Json:
+    return {str(turn): values[turn]._asdict() for turn, _ in turn_spans(sample) if turn in values}

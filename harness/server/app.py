@@ -22,14 +22,14 @@ from harness.machine.log import get_logger
 from harness.server.http.access import is_operator
 from harness.server.http.connection import ClientConnection
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, read_body
+from harness.server.http.wire import parse_expected, read_body, read_fields
 from harness.server.left_engines import LeftEngines, wake_engine
 from harness.server.live_version import check_weights
 from harness.server.model_calls import ModelCalls
 from harness.server.registry import SessionRegistry
 from harness.server.routes import GateCounts, ServerApi
 from harness.server.session_routes import OwnSessions
-from harness.server.sweep import Sweep, parse_sweep
+from harness.server.sweep import Sweep
 from harness.server.teachers import Teachers
 from harness.server.telemetry.metrics import CONTENT_TYPE
 from harness.server.turns import TurnService
@@ -95,11 +95,12 @@ class SessionServer(ServerApi):
         sweep = Sweep(self._turns.engine, self._turns.live, self._turns.store, self.sessions, asked)
         self._last_sweep = sweep.report
         report = await sweep.run()
-        self._metrics.sweep_ended(report.tokens_settled, report.tokens_left)
+        self._metrics.sweep_settled.inc(report.tokens_settled)
+        self._metrics.sweep_left.inc(report.tokens_left)
         return report
 
     async def _start_sweep(self, request: Request) -> Response:
-        asked = parse_sweep(await read_body(request, self.settings.limits))
+        asked = await read_fields(request, self.settings.limits, SweepRequest)
         with self.callers.attend(ClientConnection.of(request)):
             return json_response(await self.sweep(asked))
 

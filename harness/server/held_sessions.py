@@ -255,7 +255,8 @@ class HeldSessions:
         return session is not None and bool(session.turns_in_flight)  # even if no client waits for them
 
     def _tell(self) -> None:
-        self._metrics.sessions_held(len(self), len(self._stubs))
+        self._metrics.sessions_open.set(len(self))
+        self._metrics.sessions_paged_out.set(len(self._stubs))
 
 
 def _digest(api_key: str) -> bytes:

@@ -22,7 +22,7 @@ from msgspec import structs
 from harness.engines.base import TokenProvider
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, StoreError, UnknownWeightVersion, WeightsUnsettled
-from harness.machine.deadlines import Deadline
+from harness.machine.deadlines import Deadline, within
 from harness.samples.versions import LabelOrder, is_unsettled, is_version, known_version
 from harness.server.http.connection import ClientConnection
 from harness.server.store.base import SessionStore
@@ -32,6 +32,7 @@ from harness.types import GenerationResult, PromptLogprobs, VersionSpan
 _Labeled = TypeVar("_Labeled", VersionSpan, PromptLogprobs)
 
 _LOOK_S = 1.0
+_EVERY_S = 1.0
 _AGAIN_S = 0.25
 
 
@@ -46,13 +47,12 @@ class _Question:
 class LiveVersion:
     """The version that `engine` serves."""
 
-    def __init__(self, engine: TokenProvider, store: SessionStore, *, patience_s: float, every_s: float = 1.0) -> None:
+    def __init__(self, engine: TokenProvider, store: SessionStore, *, patience_s: float) -> None:
         self._engine = engine
         self._store = store
         self._order = LabelOrder()
         self._kept: set[str] = set()
         self._patience_s = patience_s
-        self._every_s = every_s
         self._to_all = _Question()
         self._to_workers = {"": self._to_all}  # a single engine has no name
         self._turns = 0
@@ -196,9 +196,7 @@ class LiveVersion:
             await self._has_turns.wait()
             self._has_news.clear()
             await self.look()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._every_s):
-                    await self._has_news.wait()
+            await within(_EVERY_S, self._has_news.wait())
 
 
 async def check_weights(engine: TokenProvider, expected: ExpectedWeights) -> LiveWeights:

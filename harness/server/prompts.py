@@ -76,12 +76,14 @@ class HeavyWork:
                     f" {self._most_bytes} with this one of {size_bytes}; retry in a moment"
                 )
             self._held_bytes += size_bytes
-        self._metrics.heavy_work_began(size_bytes)
+        self._metrics.heavy.inc()
+        self._metrics.heavy_bytes.inc(size_bytes)
 
         def release(_: Future[_T]) -> None:
             with self._lock:
                 self._held_bytes -= size_bytes
-            self._metrics.heavy_work_ended(size_bytes)
+            self._metrics.heavy.dec()
+            self._metrics.heavy_bytes.dec(size_bytes)
 
         future = self._executor.submit(work)
         future.add_done_callback(release)

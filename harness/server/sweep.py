@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from harness.decoding import read_json
 from harness.engines.base import TokenProvider, is_on_prompt_scale
 from harness.errors import EngineError, MalformedRequest, StoreError
 from harness.machine.deadlines import work_through
@@ -29,16 +28,6 @@ from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.types import Turn
 
 log = get_logger(__name__)
-
-
-def parse_sweep(body: bytes) -> SweepRequest:
-    """Parse the request. Raises `MalformedRequest` naming the field."""
-    try:
-        return read_json(body, SweepRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        what, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise MalformedRequest(f"{field or 'body'}: {what}", param=field or None) from error
 
 
 class Sweep:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from harness.samples.encoders import SegmentEncoder as SegmentEncoder
     from harness.samples.encoders import WholeSampleEncoder as WholeSampleEncoder
     from harness.samples.encoders import require_sampled_prefix as require_sampled_prefix
-    from harness.samples.pack_stream import PackStream as PackStream
     from harness.samples.packing import plan_packs as plan_packs
     from harness.samples.packs import Pack as Pack
+    from harness.samples.packs import PackStream as PackStream
     from harness.samples.segments import LostTokens as LostTokens
     from harness.samples.segments import Segment as Segment
     from harness.samples.segments import TooLong as TooLong
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from harness.samples.turn_rewards import RolloutReward as RolloutReward
     from harness.samples.turn_rewards import TurnValue as TurnValue
     from harness.samples.turn_rewards import reward_turns as reward_turns
-    from harness.samples.turn_values import value_turns as value_turns
+    from harness.samples.turn_rewards import value_turns as value_turns
     from harness.training.collector.collector import Collector as Collector
     from harness.training.collector.groups import GroupIndex as GroupIndex
     from harness.training.collector.groups import RolloutIndex as RolloutIndex
@@ -71,8 +71,7 @@ _NAMES: Mapping[str, str] = {
     "samples.segments": "Segment TooLong fit_segment LostTokens",
     "samples.encoders": "SegmentEncoder EncodedSample WholeSampleEncoder require_sampled_prefix",
     "samples.packing": "plan_packs",
-    "samples.pack_stream": "PackStream",
-    "samples.packs": "Pack",
+    "samples.packs": "Pack PackStream",
     "training.collector.pipeline": "StepPipeline Normalizer",
     "training.collector.step_rules": "StepRules StepBudget Order OnFailure Partial",
     "training.collector.session_source": "SessionSource",
@@ -84,8 +83,7 @@ _NAMES: Mapping[str, str] = {
     "training.collector.sampling_scale": "OffScale",
     "samples.delivery": "deliver",
     "samples.credit": "rollout_advantages turn_advantages return_to_go_advantages value_advantages",
-    "samples.turn_rewards": "RolloutReward reward_turns TurnValue",
-    "samples.turn_values": "value_turns",
+    "samples.turn_rewards": "RolloutReward reward_turns TurnValue value_turns",
     "training.collector.record.step_table": "StepTable read_step",
     "training.collector.record.step_record": "StepRecord pack_again",
     "training.learner.learner": "Learner LossSums StepReport",

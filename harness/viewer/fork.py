@@ -14,8 +14,7 @@ from pathlib import Path
 from harness.errors import RunError
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.samples.rollout import Rollout
-from harness.samples.turn_rewards import TurnValue
-from harness.samples.turn_values import value_turns
+from harness.samples.turn_rewards import TurnValue, value_turns
 from harness.sessions.divergence import Divergence
 from harness.sessions.inheritance import find_drift
 from harness.sessions.record import RecordIds, session_record

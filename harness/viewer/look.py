@@ -14,7 +14,7 @@ from msgspec import Struct, to_builtins
 from harness.decoding import convert
 from harness.errors import HarnessError, RunError, SessionServerError
 from harness.rollouts.agents.agent_environment import LOG_FILE
-from harness.rollouts.agents.log import read_last_lines
+from harness.rollouts.agents.agent_output import read_last_lines
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import GREETING_S, ServerDescription, SessionServerClient, ask_server
 from harness.server.store.rows import StoredLine, TokenizerName

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 
 from harness.errors import RunError
-from harness.server.telemetry.tracing.spans import SERVICE, TracedRequest, TracedSession, TracedSpan, TracedTurn
-from harness.types import Json, end_of_turn
+from harness.server.telemetry.tracing.spans import SERVICE, TracedSession, TracedSpan, TracedTurn
+from harness.types import Json, TurnSegment, end_of_turn
 from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
 from harness.viewer.run_view import SessionLine
@@ -105,17 +106,17 @@ def _trace_turn(session_id: str, turn: TurnView) -> TracedTurn:
     )
 
 
-def _trace_request(request: Json) -> TracedRequest:
-    began_at = request.get("began_at")
-    return TracedRequest(
+def _trace_request(request: Any) -> TurnSegment:
+    began_at, reason = request.get("began_at"), request.get("finish_reason")
+    return TurnSegment(
         request["request_id"],
         int(request["start"]),
         int(request["end"]),
+        reason,
         None if began_at is None else float(began_at),
         float(request.get("seconds", 0.0)),
         float(request.get("queued_s", 0.0)),
         request.get("worker") or "",
-        request.get("finish_reason"),
     )
 
 

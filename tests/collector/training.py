@@ -18,8 +18,7 @@ from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.base import SessionStore
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore, SessionStore
 from harness.training.collector.groups import RolloutIndex
 from harness.training.collector.session_source import SessionSource
 from harness.types import Json

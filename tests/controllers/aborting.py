@@ -20,7 +20,7 @@ from harness.rollouts.manager import SessionManager
 from harness.samples.rollout import Rollout
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import Json
 from tests.builders import toy_template
 

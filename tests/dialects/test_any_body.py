@@ -19,7 +19,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import RequestError
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.conversations import TOOLS
 from harness.tokens.history import History
 from harness.tokens.matching import chain_keys

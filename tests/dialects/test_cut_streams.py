@@ -8,7 +8,7 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.conversations import TOOLS
 from harness.types import Json
 from tests.builders import toy_template, user

@@ -13,7 +13,7 @@ import pytest
 from harness.dialects.dialect import DIALECTS
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.conversations import TOOLS
 from harness.types import FinishReason, Json, Message
 from tests.conformance.families.family import Family, load

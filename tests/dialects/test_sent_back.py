@@ -10,7 +10,7 @@ import pytest
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import FinishReason, Json
 from tests.builders import toy_template, user

@@ -9,8 +9,7 @@ from typing import Any
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.base import SessionStore
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore, SessionStore
 from tests.builders import toy_template
 
 

@@ -18,7 +18,7 @@ from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from harness.types import Json, Message
 from tests.builders import toy_template, toy_tokenizer

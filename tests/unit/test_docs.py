@@ -14,7 +14,7 @@ from harness import errors
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import HarnessError
 from harness.server.app import SessionServer
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.lifecycle import TRANSITIONS, Command, Phase
 from harness.turn_ends import TURN_ENDS

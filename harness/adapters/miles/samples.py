@@ -16,9 +16,8 @@ from harness.adapters.sampling import require_no_masks
 from harness.errors import AdapterError
 from harness.samples.columns import TRAINER_COLUMNS, trainer_columns, unsampled
 from harness.samples.delivery import DeliveredTokens, weigh
-from harness.samples.judgement import stated_number
 from harness.samples.miles_codec import require_experts
-from harness.samples.rollout import ENDED_WELL, Rollout
+from harness.samples.rollout import ENDED_WELL, Rollout, stated_number
 from harness.types import Json, Sample
 
 FIELDS = frozenset(

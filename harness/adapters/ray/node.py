@@ -19,8 +19,7 @@ from harness.samples.rollout import Rollout
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
-from harness.server.store.connect import open_store
-from harness.server.store.sqlite import SQLiteStore, read_rows
+from harness.server.store.sqlite import SQLiteStore, open_store, read_rows
 from harness.sessions.session import Session
 from harness.sessions.session_config import Inheritance
 from harness.tokens.model_family import open_chat_tokenizer

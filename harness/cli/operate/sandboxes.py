@@ -23,7 +23,7 @@ def prune(*, as_json: options.Json = False) -> None:
     Sandboxes of a running harness stay, also on another machine or container. The exit code is 6 if something
     could not be removed.
     """
-    from harness.rollouts.sandboxes.left_behind import remove_left
+    from harness.rollouts.sandboxes.boxed import remove_left
 
     found = asdict(asyncio.run(remove_left()))
     names = {"containers": "container", "cgroups": "cgroup", "folders": "folder", "failures": "failed"}

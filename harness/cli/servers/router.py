@@ -61,7 +61,7 @@ def router(
     from harness.gateway.router.gateway_program import gateway_program
     from harness.gateway.router.routed import RouterSettings, route_forever
     from harness.machine.this_process import raise_descriptor_limit, settle
-    from harness.server.store.connect import open_store
+    from harness.server.store.sqlite import open_store
 
     raise_descriptor_limit()
     settings = server.settings()

@@ -147,7 +147,7 @@ def serve(
     from harness.engines.teachers import check_teachers
     from harness.machine.this_process import raise_descriptor_limit, settle
     from harness.server.serving import Around, alone, serve_forever
-    from harness.server.store.connect import open_store
+    from harness.server.store.sqlite import open_store
 
     raise_descriptor_limit()
     settings = server.settings()
@@ -177,7 +177,7 @@ def serve(
         settings, around = replace(settings, shard=ShardPlace(shard, shards)), as_shard
     elif not EngineName.parse(engine).urls:
         from harness.engines.sglang_server import NativeServer
-        from harness.gateway.router.engine_verbs import with_verbs
+        from harness.gateway.router.trainer_verbs import with_verbs
 
         around = with_verbs(NativeServer(provider, chat_tokenizer.tokenizer, model_dir or Path()), settings)
     uvloop.run(serve_forever(provider, chat_tokenizer, open_store(server.store), settings, announce, around=around))

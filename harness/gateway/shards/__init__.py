@@ -1,1 +1,1 @@
-"""Several session servers behind one address: a front and its shards. Start with `front`, then `standing`."""
+"""Several session servers behind one address: a front and its shards. Start with `front`, then `shard`."""

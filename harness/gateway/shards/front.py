@@ -9,10 +9,15 @@
 
 The front owns the gate, with its holds in its own store. A verb takes effect at the front at once, then durably, then
 at every shard that answers in time. Each other shard adds a line to `problems` and is retried until it answers.
+
+In merged reports, counts are summed, and where shards disagree about a worker, the worst report wins. Reports about a
+shard itself stay side by side, by shard number.
 """
 
+import re
 import secrets
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -24,24 +29,27 @@ from starlette.responses import Response
 from harness.errors import EngineUnavailable, MalformedRequest, ServerStopping, ShardUnavailable, StoreError
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front_sessions import FrontSessions
-from harness.gateway.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
-from harness.gateway.shards.shard import ENGINES_PATH
+from harness.gateway.shards.shard import ENGINES_PATH, ShardCounts
 from harness.gateway.shards.shard_client import VERB_S, ShardClient, ShardClients
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.http.access import is_operator
 from harness.server.http.connection import Callers
 from harness.server.http.responses import ErrorAnswers, json_response
-from harness.server.http.wire import parse_expected, read_body
+from harness.server.http.wire import parse_expected, read_body, read_fields
 from harness.server.left_engines import LeftEngines
 from harness.server.routes import GateCounts, ServerApi
 from harness.server.settings import ServerSettings
-from harness.server.sweep import parse_sweep
 from harness.server.telemetry.metrics import CONTENT_TYPE, ServerMetrics
-from harness.sessions.weights.weight_update import LiveWeights, SweepReport
+from harness.sessions.weights.weight_update import LiveWeights, SweepReport, SweepRequest
 
 _ENGINES_S = 8.0  # for engines to answer their shards
 _OVER_S = 15.0  # for a sweep to finish after its time budget
+
+_SUMS = tuple(
+    name for name in SweepReport.__struct_fields__ if name not in ("version", "failures", "seconds", "is_running")
+)
+_SAMPLE = re.compile(rb"^([A-Za-z_:][\w:]*)(\{(.*)\})?( .*)$")
 
 log = get_logger(__name__)
 
@@ -98,7 +106,6 @@ class Front(ServerApi):
         return sum(link.sessions_closed for link in self._links)
 
     async def _continue_engines(self) -> None:
-
         # One shard is enough, because all have the same engines. `some` raises if every shard fails.
         async def wake(link: ShardClient) -> None:
             (await link.ask("POST", ENGINES_PATH)).require()
@@ -108,7 +115,7 @@ class Front(ServerApi):
     # Weight updates
 
     async def _start_sweep(self, request: Request) -> Response:
-        asked = parse_sweep(await read_body(request, self.settings.limits))
+        asked = await read_fields(request, self.settings.limits, SweepRequest)
         share = msgspec.structs.replace(asked, concurrency=max(1, asked.concurrency // len(self._links)))
         body = msgspec.json.encode(share)
         refusals: list[Response] = []
@@ -176,3 +183,50 @@ class Front(ServerApi):
         asked = await self._links.ask(ask, VERB_S)
         pages = {str(number): page for number, page in asked.answers.items()}
         return Response(merge_metrics({"front": self._metrics.render(), **pages}), media_type=CONTENT_TYPE)
+
+
+def add_counts(counts: Iterable[ShardCounts]) -> ShardCounts:
+    columns = list(zip(*map(msgspec.structs.astuple, counts), strict=True))
+    return ShardCounts(*map(sum, columns))
+
+
+def merge_sweeps(reports: Sequence[SweepReport], problems: Mapping[str, int]) -> SweepReport:
+    """Merge sweeps; `problems` counts unanswered shards by error code."""
+    sums = {name: sum(getattr(report, name) for report in reports) for name in _SUMS}
+    failures = Counter({code: count for code, count in problems.items() if count})
+    for report in reports:
+        failures.update(report.failures)
+    return SweepReport(
+        version=max(report.version for report in reports),
+        failures=dict(failures),
+        seconds=max(report.seconds for report in reports),
+        is_running=any(report.is_running for report in reports),
+        **sums,
+    )
+
+
+def merge_weights(answers: Sequence[LiveWeights], problems: tuple[str, ...]) -> LiveWeights:
+    """Merge worker versions: a worker is fenced if any shard fenced it."""
+    fenced = {worker: version for answer in answers for worker, version in answer.fenced.items()}
+    serving = {worker: version for answer in answers for worker, version in answer.serving.items()}
+    serving = {worker: version for worker, version in serving.items() if worker not in fenced}
+    return LiveWeights(answers[0].version, serving, fenced, problems)
+
+
+def merge_metrics(pages: Mapping[str, bytes]) -> bytes:
+    """Merge metrics pages, adding a `shard` label to each sample."""
+    families: dict[bytes, list[bytes]] = {}
+    heads: dict[bytes, list[bytes]] = {}
+    for shard, page in pages.items():
+        family = b""
+        for line in page.splitlines():
+            if line.startswith(b"# "):
+                family = line.split(maxsplit=3)[2]
+                if line not in heads.setdefault(family, []):
+                    heads[family].append(line)
+            elif sample := _SAMPLE.match(line):
+                name, _, labels, value = sample.groups()
+                own = b'shard="%s"' % shard.encode() + (b"," + labels if labels else b"")
+                families.setdefault(family, []).append(b"%s{%s}%s" % (name, own, value))
+    lines = (line for family in heads for line in (*heads[family], *families.get(family, ())))
+    return b"".join(line + b"\n" for line in lines)

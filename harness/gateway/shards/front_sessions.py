@@ -37,6 +37,7 @@ from harness.server.routes import SessionsApi
 from harness.server.settings import ServerSettings
 from harness.sessions.gate import Work
 from harness.sessions.record import add_totals, busiest_summaries
+from harness.sessions.shard_ids import ShardPlace
 from harness.types import Json
 
 RESTART_S = 10.0
@@ -101,9 +102,9 @@ class FrontSessions(SessionsApi):
         return found[0]
 
     async def _create_at(self, link: ShardClient, wish: Wish, request: Request, client: ClientConnection) -> Response:
-        place = self.links.place_of(link.number)
+        place = ShardPlace(link.number, len(self.links))
         session_id = wish.session_id or place.mark(secrets.token_hex(16))
-        link.place()
+        link.placed += 1
         ask = link.ask_while_it_serves if wish.is_repeatable else link.ask
         try:
             with client.patience(self.settings.pause_timeout_s + VERB_S):  # its gate may have closed

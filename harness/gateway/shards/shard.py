@@ -1,16 +1,22 @@
-"""A session server behind a front: the routes added to it.
+"""A session server behind a front: the routes added to it, and their messages.
 
     PUT /sessions/shard                  set the gate state; the answer has the counts
     POST /sessions/shard/engines         resume engines that a hold left paused
     gate verbs                           refused: they belong to the front
 
-The gate is closed from before the first request until the front sends its state. A shard stores no holds.
+The front owns the holds, and a shard stores none. Its gate follows the last state that it received, and is closed until
+the first. Messages carry the whole state, not the verb, so the next one makes up for a lost one.
+
+Drains are the exception, because they change sessions. They are numbered, and a shard *owes* the last one until it
+answers. Until then the front sends it a closed gate, whatever the front's gate is, so that no session created after the
+drain is drained.
 """
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from typing import Annotated
 
 import msgspec
 from starlette.applications import Starlette
@@ -19,19 +25,86 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from harness.decoding import read_json
 from harness.errors import MalformedRequest, Misdirected
-from harness.gateway.shards.desired_state import AT_FIRST, DesiredStateAnswer, SentState, ShardCounts, mirrored
 from harness.server.app import SessionServer
 from harness.server.http.access import for_operators
 from harness.server.http.responses import json_response
 from harness.server.http.wire import read_body
-from harness.sessions.gate import GateState, Work
+from harness.sessions.gate import Gate, GateState, Hold, HoldKind
 
 STATE_PATH = "/sessions/shard"
 ENGINES_PATH = "/sessions/shard/engines"
 _GATE_PATHS = tuple(f"/sessions/{verb}" for verb in ("pause", "drain", "resume", "renew", "gate", "holds"))
 
-_tellings = msgspec.json.Decoder(SentState)
+SHUT_BY = "front"
+"""Holder that keeps a shard closed until it has the state of its front."""
+_FOR_EVER = float("inf")  # only the front expires holds
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class DesiredHold(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    holder: str
+    kind: HoldKind
+    engines: bool = False
+
+
+class DesiredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Gate state that a shard must follow."""
+
+    epoch: _Count
+    holds: tuple[DesiredHold, ...]
+    drain: _Count = 0
+    """Drain that the shard owes, or 0."""
+
+
+class SentState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of `PUT /sessions/shard`."""
+
+    start: str
+    """Id of one start of one front."""
+    telling: _Count
+    """Number of this message. A shard ignores one that arrives late."""
+    standing: DesiredState
+
+
+class ShardCounts(msgspec.Struct, frozen=True):
+    sessions: int = 0
+    sessions_open: int = 0
+    turns_in_flight: int = 0
+    turns_held: int = 0
+    """Turns in flight that wait at the gate."""
+    held: int = 0
+    """Requests that wait at the gate."""
+    sessions_closed: int = 0
+    """Sessions that drains ended since the shard started, so that a lost answer loses none."""
+    released: int = 0
+    """Requests that opening the gate released, in the same way."""
+
+
+class DesiredStateAnswer(msgspec.Struct, frozen=True):
+    """The message in force, which may be a later one or another front's."""
+
+    start: str
+    telling: int
+    counts: ShardCounts
+
+
+def desired_state_of(gate: Gate, *, owes: int) -> DesiredState:
+    """Return the state for a shard that owes drain `owes` (0 for none)."""
+    holds = tuple(DesiredHold(hold.holder, hold.kind, hold.engines) for hold in gate.holds)
+    if owes:
+        holds = (*holds, DesiredHold(SHUT_BY, HoldKind.PAUSE))
+    return DesiredState(gate.epoch, holds, owes)
+
+
+def mirrored(standing: DesiredState) -> list[Hold]:
+    """Convert `standing` for the gate of a shard."""
+    return [Hold(hold.holder, hold.kind, _FOR_EVER, hold.engines) for hold in standing.holds]
+
+
+AT_FIRST = DesiredState(0, (DesiredHold(SHUT_BY, HoldKind.PAUSE),))
+"""State of a shard before its first message."""
 
 
 @asynccontextmanager
@@ -66,11 +139,11 @@ class Shard:
     async def _stand(self, request: Request) -> Response:
         body = await read_body(request, self._settings.limits)
         try:
-            told = _tellings.decode(body)
+            told = read_json(body, SentState)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedRequest(f"expected the desired state of a shard: {error}") from error
         if told.start == self._told_by and told.telling <= self._telling:
-            return json_response(self._answer())
+            return json_response(await self._answer())
         self._told_by, self._telling = told.start, told.telling
         gatekeeper = self._server.gatekeeper
         waited = gatekeeper.held if gatekeeper.gate.state is not GateState.OPEN else 0
@@ -80,20 +153,13 @@ class Shard:
             closed = await self._server.sessions.drain()  # the front may tell again meanwhile
             self._closed += closed
             self._drain = told.standing.drain
-        return json_response(self._answer())
+        return json_response(await self._answer())
 
-    def _answer(self) -> DesiredStateAnswer:
-        sessions, gatekeeper = self._server.sessions, self._server.gatekeeper
-        counts = ShardCounts(
-            sessions=len(sessions),
-            sessions_open=sum(session.is_open for session in sessions),
-            turns_in_flight=sum(len(session.turns_in_flight) for session in sessions),
-            turns_held=gatekeeper.held_by_work[Work.CONTINUATION],
-            held=gatekeeper.held,
-            sessions_closed=self._closed,
-            released=self._released,
-        )
-        return DesiredStateAnswer(self._told_by, self._telling, counts)
+    async def _answer(self) -> DesiredStateAnswer:
+        counts = (await self._server.count_sessions())._asdict()
+        del counts["problems"]  # those of shards
+        counts |= {"sessions_closed": self._closed, "released": self._released}
+        return DesiredStateAnswer(self._told_by, self._telling, ShardCounts(**counts))
 
     async def _continue_engines(self, request: Request) -> Response:
         await self._server.left_engines.wake()

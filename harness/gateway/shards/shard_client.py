@@ -17,21 +17,21 @@ from yarl import URL
 
 from harness.decoding import read_json
 from harness.errors import HarnessError, ShardLost, ShardUnavailable
-from harness.gateway.shards.desired_state import (
+from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.placement import choose_shard
+from harness.gateway.shards.shard import (
+    STATE_PATH,
     DesiredState,
     DesiredStateAnswer,
     SentState,
     ShardCounts,
     desired_state_of,
 )
-from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.placement import choose_shard
-from harness.gateway.shards.shard import STATE_PATH
 from harness.machine.deadlines import not_in_time, read_end, within
 from harness.machine.log import get_logger
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.sessions.shard_ids import ShardPlace, find_shard
+from harness.sessions.shard_ids import find_shard
 
 # Less than a third of the 10 s of one `GateClient` attempt, so that a hanging shard does not delay the others.
 VERB_S = 2.5
@@ -87,7 +87,8 @@ class ShardClient:
         """Sessions that drains closed, since this link exists."""
         self.released = 0
         """Requests that opening the gate released, since this link exists."""
-        self._placed = 0
+        self.placed = 0
+        """Sessions placed since the last counts."""
         self._counted = ShardCounts()
         self._http = http
         self._gatekeeper = gatekeeper
@@ -106,8 +107,8 @@ class ShardClient:
 
     @property
     def load(self) -> int | None:
-        """Sessions, those placed since its last report included; None while it does not serve."""
-        return None if self.counts is None else self.counts.sessions + self._placed
+        """Sessions, `placed` ones included; None while it does not serve."""
+        return None if self.counts is None else self.counts.sessions + self.placed
 
     def came_up(self) -> None:
         """Record that a process answers; its gate stays closed until `tell`."""
@@ -119,9 +120,6 @@ class ShardClient:
     def went_down(self, problem: str) -> None:
         self.url, self._told = "", None
         self._fall_silent(problem)
-
-    def place(self) -> None:
-        self._placed += 1
 
     async def tell(self) -> ShardCounts:
         """Send the gate state and return the counts. Raises `ShardUnavailable`, `StoreError`."""
@@ -211,7 +209,7 @@ class ShardClient:
         counts = answer.counts
         if self.problem:
             log.info("shard_serves", shard=self.number, url=self.url, sessions=counts.sessions)
-        self.counts, self.problem, self._told, self._placed = counts, "", standing, 0
+        self.counts, self.problem, self._told, self.placed = counts, "", standing, 0
         self.sessions_closed += counts.sessions_closed - self._counted.sessions_closed
         self.released += counts.released - self._counted.released
         self._counted = counts
@@ -251,9 +249,6 @@ class ShardClients:
 
     def __iter__(self) -> Iterator[ShardClient]:
         return iter(self._links)
-
-    def place_of(self, number: int) -> ShardPlace:
-        return ShardPlace(number, len(self))
 
     def find(self, digits: str) -> ShardClient:
         """Return the shard of a session id, or of a key without its prefix."""

@@ -31,19 +31,17 @@ from harness.rollouts.agents.agent_environment import (
     prepare_workdir,
     without_session,
 )
+from harness.rollouts.agents.agent_output import AgentLog, read_result
 from harness.rollouts.agents.function import FunctionAgents
-from harness.rollouts.agents.log import AgentLog
 from harness.rollouts.agents.process import AgentProcess
 from harness.rollouts.agents.profile import expand
-from harness.rollouts.agents.result import read_result
 from harness.rollouts.agents.task import AgentTask, FunctionAgent, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 from harness.rollouts.sandboxes.sandbox import RunningCommand
 
 if TYPE_CHECKING:
-    from harness.rollouts.sandboxes.boxed import Box
-    from harness.rollouts.sandboxes.left_behind import LeftBehind
+    from harness.rollouts.sandboxes.boxed import Box, LeftBehind
 
 _T = TypeVar("_T")
 
@@ -176,8 +174,7 @@ class AgentRunner:
         if spec is None:
             return None
         # A box needs more packages than a trainer without boxes has to have.
-        from harness.rollouts.sandboxes.boxed import open_box
-        from harness.rollouts.sandboxes.left_behind import remove_left
+        from harness.rollouts.sandboxes.boxed import open_box, remove_left
 
         if spec.kind not in self._cleaning:
             self._cleaning[spec.kind] = asyncio.create_task(remove_left({spec.kind}), name="remove left sandboxes")

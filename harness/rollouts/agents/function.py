@@ -22,7 +22,7 @@ from harness.errors import ScenarioError
 from harness.machine.deadlines import read_end
 from harness.machine.log import get_logger
 from harness.rollouts.abort_signal import AbortSignal, ends_before
-from harness.rollouts.agents.result import result_of_value
+from harness.rollouts.agents.agent_output import result_of_value
 from harness.rollouts.agents.task import FunctionAgent
 from harness.rollouts.outcome import AgentEnd, AgentRun, Ending
 

@@ -17,7 +17,7 @@ from harness.machine.group_reaper import MARK, signal_group, signal_marked
 from harness.machine.log import get_logger
 from harness.machine.process_group import WAIT_FOR_START, WAIT_FOR_TERMINAL, is_gone, running_members
 from harness.machine.watchdog import Watchdog
-from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.agent_output import AgentLog
 
 AGENT_NOT_REAPED = "agent_not_reaped"
 

@@ -32,8 +32,7 @@ from harness.rollouts.control.abort_report import (
     partial_samples,
 )
 from harness.rollouts.control.abort_scope import AbortScope, NamedSessions, WholeServers
-from harness.rollouts.control.engines import EngineWorker, as_workers
-from harness.rollouts.control.routed_engines import learn_workers
+from harness.rollouts.control.engines import EngineWorker, as_workers, learn_workers
 
 ABORT_STEP_ENDED = "abort_step_ended"
 ABORT_PROBLEM = "abort_problem"

@@ -16,7 +16,7 @@ from harness.rollouts.client.gate import GateClient, new_holder, renew_holds
 from harness.rollouts.client.session_server import SessionFacts, SessionServerClient
 from harness.rollouts.control.abort_report import CallReport, ServerAnswer
 from harness.rollouts.control.engines import EngineWorker, Pausable
-from harness.rollouts.control.quiesce import Quiet, at_every_gate, claim_engines, quieten, resume_every_gate
+from harness.rollouts.control.pause import Quiet, at_every_gate, claim_engines, quieten, resume_every_gate
 
 _LOOK_S = 3.0  # at engines that have just answered, and at the gates
 _LOOK_SHARE = 0.3  # of the time to quieten, at most: one that ends nothing must leave it, because a pause may be why

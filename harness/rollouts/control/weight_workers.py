@@ -13,8 +13,7 @@ from harness.engines.kinds import server_kinds
 from harness.engines.pool.workers import fence_left_behind
 from harness.errors import EngineError, EngineUnavailable, ScenarioError, UnknownWeightVersion
 from harness.machine.deadlines import attempt, persist
-from harness.rollouts.control.engines import EngineServer, as_server
-from harness.rollouts.control.routed_engines import SilentEngine
+from harness.rollouts.control.engines import EngineServer, SilentEngine, as_server
 from harness.rollouts.control.sample_sweep import sweep_samples
 from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep, WorkerUpdate
 from harness.samples.versions import is_unsettled, is_version, known_version, policy_version

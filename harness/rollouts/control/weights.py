@@ -9,23 +9,25 @@ session until a later one. If no worker took it, the old weights are still serve
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, MutableSequence, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableSequence, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 from tenacity import AsyncRetrying, retry_if_result, stop_after_delay, wait_random
 
 from harness.engines.base import PauseMode, TokenProvider
 from harness.errors import EngineError, EngineUnavailable
-from harness.machine.deadlines import last_result, to_the_end
+from harness.machine.deadlines import attempt, last_result, to_the_end
 from harness.machine.log import get_logger
 from harness.rollouts.client.connections import SessionServerAddress
+from harness.rollouts.client.gate import GateClient, new_holder, renew_holds
 from harness.rollouts.client.session_server import SessionServerClient
-from harness.rollouts.control.engines import EngineServer
-from harness.rollouts.control.routed_engines import learn_workers
-from harness.rollouts.control.weight_servers import ServersInUpdate
+from harness.rollouts.control.abort_report import ServerAnswer
+from harness.rollouts.control.engines import EngineServer, learn_workers
+from harness.rollouts.control.pause import at_every_gate, claim_engines
 from harness.rollouts.control.weight_workers import Engines, EnginesInUpdate, Transfer, reach
-from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
+from harness.rollouts.control.weights_report import ServerUpdate, UpdateBudget, UpdateReport, UpdateStep
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import Sample
 
@@ -34,6 +36,76 @@ WEIGHT_UPDATE_ENDED = "weight_update_ended"
 _ASK_AGAIN_S = (0.2, 1.0)  # random, so that two updates do not block each other in lockstep
 
 log = get_logger(__name__)
+
+
+class ServersInUpdate:
+    """Session servers of an update, held under one name. A failure goes into the report, and delays no other."""
+
+    def __init__(self, clients: Sequence[SessionServerClient], report: UpdateReport, budget: UpdateBudget) -> None:
+        report.servers = tuple(ServerUpdate(client.address.url) for client in clients)
+        holder = new_holder("update")
+        self.gates = tuple(client.gate(holder, budget.hold_ttl_s) for client in clients)
+        self._servers = tuple(zip(report.servers, clients, strict=True))
+        self._report = report
+        self._budget = budget
+
+    async def sweep(self, request: SweepRequest) -> None:
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.sweep = await client.sweep(request)
+
+        longest_s = self._budget.sweep_s + self._budget.gate_s
+        await self._at_every_server(UpdateStep.SWEEP, ask, longest_s)
+
+    async def pause(self) -> str | None:
+        """Close every gate and claim the engines. Return the reason if another controller holds them, else None."""
+        answers, taken = await claim_engines(self.gates, self._budget.gate_s)
+        self._note(UpdateStep.PAUSE_GATES, answers)
+        return taken[0] if taken else None
+
+    async def resume(self, *, engines_continued: bool) -> None:
+        """Release the holds. Servers continue the engines unless `engines_continued`."""
+        release = partial(GateClient.resume, engines_continued=engines_continued)
+        self._note(UpdateStep.RESUME_GATES, await at_every_gate(self.gates, release, self._budget.gate_s))
+
+    async def find_lost(self) -> list[str]:
+        """Renew the holds. Return where one has expired."""
+        seconds = self._budget.gate_s
+        held = (gate for gate in self.gates if gate.is_held)
+        await asyncio.gather(
+            *(attempt(partial(gate.renew, deadline_s=seconds), seconds, name="renew a hold") for gate in held)
+        )
+        return [gate.url for gate in self.gates if gate.has_run_out]
+
+    async def take_back(self) -> bool:
+        """Claim the engines again where a hold expired."""
+        # A server continues the engines when a hold expires, or leaves them to another update that has them. One
+        # restarted without its store knows of neither and would leave them paused forever.
+        seconds = self._budget.gate_s
+        lost = (gate for gate in self.gates if gate.has_run_out)
+        calls = (partial(gate.pause, deadline_s=seconds, engines=True) for gate in lost)
+        errors = await asyncio.gather(*(attempt(call, seconds, name="take a hold back") for call in calls))
+        return not any(errors)
+
+    async def expect(self) -> None:
+        """Have servers fence workers left behind."""
+
+        async def ask(server: ServerUpdate, client: SessionServerClient) -> None:
+            server.weights = await client.expect(self._report.version)
+
+        await self._at_every_server(UpdateStep.VERIFY, ask, self._budget.verify_s)
+
+    def _note(self, step: UpdateStep, answers: Sequence[ServerAnswer]) -> None:
+        for (server, _), answer in zip(self._servers, answers, strict=True):
+            if answer.problems:
+                server.errors[step] = "; ".join(answer.problems)
+
+    async def _at_every_server(
+        self, step: UpdateStep, ask: Callable[[ServerUpdate, SessionServerClient], Awaitable[None]], seconds: float
+    ) -> None:
+        attempts = (attempt(partial(ask, *each), seconds, name=f"{step} {each[0].url}") for each in self._servers)
+        for (server, _), error in zip(self._servers, await asyncio.gather(*attempts), strict=True):
+            if error is not None:
+                server.errors[step] = error
 
 
 class WeightUpdater:
@@ -78,7 +150,7 @@ class WeightUpdater:
             update = WeightUpdate(UpdateReport(version, self._mode), engines, clients, self._budget)
             await update.sweep(self._unconsumed)
             try:
-                async with update.renew_holds():
+                async with renew_holds(update.servers.gates):
                     await update.pause()
                     yield update
             finally:
@@ -92,7 +164,7 @@ class WeightUpdate:
     ) -> None:
         self.report = report
         self._engines = EnginesInUpdate(engines, report, budget)
-        self._servers = ServersInUpdate(clients, report, budget)
+        self.servers = ServersInUpdate(clients, report, budget)
         self._budget = budget
         self._has_begun = False
         self._has_engines = False
@@ -108,10 +180,7 @@ class WeightUpdate:
             if version is None or not self._budget.sweep_s:
                 return
             request = SweepRequest(version, self._budget.sweep_s, self._budget.sweep_concurrency)
-            await asyncio.gather(self._servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
-
-    def renew_holds(self) -> AbstractAsyncContextManager[None]:
-        return self._servers.renew_holds()
+            await asyncio.gather(self.servers.sweep(request), self._engines.sweep_samples(unconsumed, request))
 
     async def pause(self) -> None:
         """Shut the gates, then pause the engines, whose turns then wait.
@@ -138,7 +207,7 @@ class WeightUpdate:
             await self._engines.pause()
 
     async def _shut_gates(self) -> str | None:
-        taken = await self._servers.pause()
+        taken = await self.servers.pause()
         if taken is not None:
             await self._open_gates()  # do not block the update that has the engines
         return taken
@@ -148,7 +217,7 @@ class WeightUpdate:
 
         Raises `EngineError` if none does, and `EngineUnavailable` first if the hold has expired.
         """
-        lost = await self._servers.find_lost()
+        lost = await self.servers.find_lost()
         if lost:
             raise EngineUnavailable(
                 f"the hold of this update ran out at {', '.join(lost)}, so turns and engines continued: begin it again,"
@@ -167,25 +236,25 @@ class WeightUpdate:
 
     async def reopen(self) -> None:
         """Reopen everything but workers that missed the update."""
-        async with self.renew_holds():
+        async with renew_holds(self.servers.gates):
             if self._has_begun and not self.report.workers:  # the last attempt broke off, and may have reached some
                 with self._step(UpdateStep.VERIFY):
                     await self._engines.verify({})
             with self._step(UpdateStep.CONTINUE):
-                if self._has_engines and await self._servers.find_lost():
-                    self._has_engines = await self._servers.take_back()
+                if self._has_engines and await self.servers.find_lost():
+                    self._has_engines = await self.servers.take_back()
                 if self._has_engines:
                     await self._engines.resume()
             if self.report.updated or self.report.unsettled:
                 with self._step(UpdateStep.VERIFY):
-                    await self._servers.expect()
+                    await self.servers.expect()
         with self._step(UpdateStep.RESUME_GATES):
             await self._open_gates()
 
     async def _open_gates(self) -> None:
         # The servers continue engines that this update did not continue.
         are_continued = self._has_engines and UpdateStep.CONTINUE not in self.report.engine_errors
-        await self._servers.resume(engines_continued=are_continued or not self._has_paused)
+        await self.servers.resume(engines_continued=are_continued or not self._has_paused)
 
     @contextmanager
     def _step(self, step: UpdateStep) -> Iterator[None]:

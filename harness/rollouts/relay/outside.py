@@ -19,8 +19,18 @@ from harness.errors import CannotListen
 from harness.machine.deadlines import ended, read_end, within
 from harness.machine.log import get_logger
 from harness.rollouts.client.session_server import SessionHandle
-from harness.rollouts.relay.byte_streams import ByteStream, SocketStream, join
-from harness.rollouts.relay.carrier import BEGIN, GREETING, ID_BYTES, KNOWN, RESUME, UNKNOWN, Carrier
+from harness.rollouts.relay.carrier import (
+    BEGIN,
+    GREETING,
+    ID_BYTES,
+    KNOWN,
+    RESUME,
+    UNKNOWN,
+    ByteStream,
+    Carrier,
+    SocketStream,
+    join,
+)
 from harness.rollouts.relay.link import MalformedFrame
 from harness.rollouts.relay.request_filter import RequestFilter, refusal_answer
 
@@ -32,7 +42,7 @@ _REJOIN_S = 120.0
 _CONNECT_S = 30.0
 _DISCARD_S = 2.0  # after a refusal: an immediate close would destroy it
 
-_CLIENT = ("__init__.py", "byte_streams.py", "carrier.py", "inside.py", "link.py")
+_CLIENT = ("__init__.py", "carrier.py", "inside.py", "link.py")
 
 _log = get_logger(__name__)
 

@@ -1,6 +1,6 @@
 """Containers of podman or docker, by the command line that both share.
 
-A container outlives its commands and a killed manager; `left_behind.py` finds it by its label. Settings of the machine
+A container outlives its commands and a killed manager; `boxed.py` finds it by its label. Settings of the machine
 (runtime, storage, address of a daemon) stay in the engine's own configuration.
 """
 

@@ -41,7 +41,7 @@ class Place:
     """Paths of this machine that a box shows."""
 
     name: str
-    """Unique name; see `left_behind.py`."""
+    """Unique name; see `boxed.py`."""
     workdir: Path
     """Rollout's directory, writable."""
     folder: Path

@@ -2,7 +2,7 @@
 
 Promise (I9): when `create`, `take_over`, `commit`, `keep_scores`, `keep_teaching`, `set_phase`, `keep_hold`,
 `drop_hold` or `keep_label` returns, its write survives `kill -9` of this process. Notes (`mark_delivered`, `mark_end`)
-may be lost. A store makes no decisions.
+may be lost. A store makes no decisions. `MemoryStore` promises nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from harness.errors import StoreError
 from harness.server.store.rows import TokenizerName
 from harness.sessions.gate import Hold
 from harness.sessions.hold_times import HoldTime
@@ -141,3 +142,49 @@ class SessionStore(Protocol):
 
     async def load_hold_times(self, most: int) -> list[HoldTime]:
         """Return the times of the last `most` holds, in order of their start."""
+
+
+class MemoryStore:
+    """A `SessionStore` whose promise ends with the process. For tests and throw-away servers."""
+
+    tokenizer = TokenizerName()
+    reads_back = False
+    problem = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def _keep(self, *_: object) -> None:
+        """Do nothing: the server has the sessions, their heirs, the holds and the labels."""
+
+    create = take_over = commit = keep_scores = keep_teaching = set_phase = outline = find_heir = _keep
+    keep_hold = drop_hold = keep_label = __aexit__ = _keep
+
+    def mark_delivered(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
+    mark_end = mark_delivered
+
+    async def forget_closed(self, older_than_s: float, most: int) -> int:
+        return 0
+
+    async def load(self, take: Take = as_read) -> LoadedSessions:
+        return LoadedSessions()
+
+    async def read(self, session_id: str) -> Session:
+        raise StoreError(f"session {session_id} is not kept: this store does not keep sessions")
+
+    async def read_record(self, session_id: str) -> StoredRecord:
+        return StoredRecord(await self.read(session_id), self.tokenizer)
+
+    async def load_rows(self, session_id: str) -> dict[int, RecordedRows]:
+        return {}
+
+    async def load_labels(self) -> dict[str, int]:
+        return {}
+
+    async def load_holds(self) -> list[Hold]:
+        return []
+
+    async def load_hold_times(self, most: int) -> list[HoldTime]:
+        return []

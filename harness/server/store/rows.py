@@ -89,12 +89,14 @@ SELECT_SESSIONS = "SELECT * FROM sessions ORDER BY created_at, session_id"
 SELECT_UNCLOSED_SESSIONS = "SELECT * FROM sessions WHERE phase != 'closed' ORDER BY created_at, session_id"
 OWN_TURN = "json_extract(iif(json_valid(notes), notes, '{}'), '$.inherited') IS NULL"
 """True for turns that an engine generated for their session."""
-LIST_SESSIONS = f"""
-SELECT sessions.*, COALESCE(SUM(length(output_ids) / 4 + (
+SAMPLED = f"""COALESCE(SUM(length(output_ids) / 4 + (
     SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
-)) FILTER (WHERE {OWN_TURN}), 0) AS tokens
-FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id
-"""  # noqa: S608  # ours
+)) FILTER (WHERE {OWN_TURN}), 0)"""  # noqa: S608  # ours
+"""Sum of sampled tokens, discarded ones included."""
+LIST_SESSIONS = (
+    f"SELECT sessions.*, {SAMPLED} AS tokens"  # noqa: S608  # ours
+    " FROM sessions LEFT JOIN turns USING (session_id) GROUP BY sessions.session_id"
+)
 COUNT_UNKNOWN = f"""
 SELECT session_id, COUNT(*) AS requests, SUM(json_extract(value, '$.at_most')) AS tokens
 FROM turns, json_each(turns.unknown) WHERE {OWN_TURN} GROUP BY session_id

@@ -18,9 +18,16 @@ from msgspec import structs
 from harness.errors import StoreError
 from harness.machine.clock import Clock
 from harness.server.store import rows
-from harness.server.store.base import DamagedSession, LoadedSessions, StoredRecord, Take, as_read
-from harness.server.store.claim import claim
-from harness.server.store.only_reading import only_reading
+from harness.server.store.base import (
+    DamagedSession,
+    LoadedSessions,
+    MemoryStore,
+    SessionStore,
+    StoredRecord,
+    Take,
+    as_read,
+)
+from harness.server.store.file_access import claim, only_reading
 from harness.server.store.schema import bring_up_to_date, read_as_today
 from harness.server.store.writer import GroupWriter, store_error
 from harness.sessions.gate import Hold
@@ -359,3 +366,8 @@ def _open(path: Path) -> sqlite3.Connection:
             connection.close()
         raise error if isinstance(error, StoreError) else store_error(path, error) from error
     return connection
+
+
+def open_store(where: str | Path, clock: Clock = time.time) -> SessionStore:
+    """Return a SQLite store for a path, or a `MemoryStore` for `"memory"`. Enter it before use."""
+    return MemoryStore() if where == "memory" else SQLiteStore(Path(where), clock=clock)

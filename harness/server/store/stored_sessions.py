@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from harness.server.store.rows import DELETE_SESSION, OWN_TURN
+from harness.server.store.rows import DELETE_SESSION, OWN_TURN, SAMPLED
 from harness.sessions.ledger import Unknown
 from harness.sessions.lifecycle import CloseReason, Phase
 
@@ -26,9 +26,7 @@ class StoredSession(NamedTuple):
 
 _COUNT = f"""
 SELECT session_id, phase, closed_at, closed_because,
-       COALESCE(SUM(length(output_ids) / 4 + (
-           SELECT COALESCE(SUM(json_extract(value, '$.tokens')), 0) FROM json_each(discarded)
-       )) FILTER (WHERE {OWN_TURN}), 0) + COALESCE(json_extract(config, '$.left_behind'), 0) AS generated,
+       {SAMPLED} + COALESCE(json_extract(config, '$.left_behind'), 0) AS generated,
        COALESCE(SUM(json_array_length(turns.unknown)) FILTER (WHERE {OWN_TURN}), 0)
            + COALESCE(json_extract(config, '$.unknown_left_behind.requests'), 0) AS requests,
        COALESCE(SUM((SELECT COALESCE(SUM(json_extract(value, '$.at_most')), 0) FROM json_each(turns.unknown)))

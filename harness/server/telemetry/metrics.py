@@ -1,15 +1,18 @@
 """The `/metrics` page, in the Prometheus text format.
 
 Each server has its own registry, so several fit in one process. Names are fixed: dashboards depend on them. Labels have
-few values, never session ids.
+few values, never session ids. Programs without a server show their figures as gauges on a local port.
 """
 
+import re
+from collections.abc import Mapping
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from harness.errors import CannotListen
 from harness.sessions.ledger import NewOutput
 from harness.types import Turn
 
@@ -18,6 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _MOST_NAMES = 64  # of ignored parameters
 _LONGEST_NAME = 100  # characters
+_LOOPBACK = "127.0.0.1"
 
 
 class TurnSeconds(NamedTuple):
@@ -52,11 +56,11 @@ class ServerMetrics:
             ["dialect", "parameter"],
         )
         self._ignored_names: set[str] = set()
-        self._heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
-        self._heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
+        self.heavy = gauge("harness_heavy_work", "Large requests that are read or encoded, or wait for it")
+        self.heavy_bytes = gauge("harness_heavy_work_bytes", "Bytes of those requests")
         self.sessions_created = counter("harness_sessions_created", "Sessions created")
-        self._open = gauge("harness_sessions_open", "Sessions held")
-        self._paged_out = gauge("harness_sessions_paged_out", "Sessions held that are only in the store")
+        self.sessions_open = gauge("harness_sessions_open", "Sessions held")
+        self.sessions_paged_out = gauge("harness_sessions_paged_out", "Sessions held that are only in the store")
         self.read_back = histogram("harness_session_read_back_seconds", "Seconds to read a paged-out session back")
         self.sessions_expired = counter("harness_sessions_expired", "Sessions closed for lack of use")
         self.sessions_quarantined = gauge("harness_sessions_quarantined", "Sessions that the store cannot read back")
@@ -77,8 +81,10 @@ class ServerMetrics:
         self._moved = counter("harness_sessions_moved", "Sessions served by another worker than before")
         self._recomputed = counter("harness_prefix_tokens_recomputed", "Cached prompt tokens lost to changes of worker")
         self._workers = gauge("harness_workers_serving", "Workers of the pool that serve")
-        self._settled = counter("harness_sweep_tokens_settled", "Tokens that sweeps scored under their next version")
-        self._unmet = counter("harness_sweep_tokens_left", "Tokens that sweeps left unscored")
+        self.sweep_settled = counter(
+            "harness_sweep_tokens_settled", "Tokens that sweeps scored under their next version"
+        )
+        self.sweep_left = counter("harness_sweep_tokens_left", "Tokens that sweeps left unscored")
         self.teacher_tokens = counter(
             "harness_teacher_tokens_scored", "Sampled tokens that a teacher scored", ["teacher"]
         )
@@ -108,20 +114,6 @@ class ServerMetrics:
                 name = "other"
         self._ignored.labels(dialect, name).inc()
 
-    def heavy_work_began(self, size_bytes: int) -> None:
-        """Count a large request that waits for, or is in, a worker thread."""
-        self._heavy.inc()
-        self._heavy_bytes.inc(size_bytes)
-
-    def heavy_work_ended(self, size_bytes: int) -> None:
-        """Count the end of a large request; thread-safe."""
-        self._heavy.dec()
-        self._heavy_bytes.dec(size_bytes)
-
-    def sessions_held(self, count: int, paged_out: int) -> None:
-        self._open.set(count)
-        self._paged_out.set(paged_out)
-
     def turn_recorded(self, turn: Turn, new: NewOutput, seconds: TurnSeconds, *, is_first: bool) -> None:
         """Record the end of an attempt, which adds `new` tokens. The prompt counts on the first one only."""
         for part, value in zip(self._parts, seconds, strict=True):
@@ -146,10 +138,6 @@ class ServerMetrics:
     def workers_serving(self, count: int) -> None:
         self._workers.set(count)
 
-    def sweep_ended(self, settled: int, left: int) -> None:
-        self._settled.inc(settled)
-        self._unmet.inc(left)
-
     def render(self) -> bytes:
         return generate_latest(self._registry)
 
@@ -167,3 +155,36 @@ def _sums(turn: Turn) -> tuple[float, float, float]:
     held = turn.notes.held_before_s + turn.notes.held_s
     queued = sum(segment.queued_s for segment in turn.segments)
     return held, queued, sum(segment.seconds for segment in turn.segments)
+
+
+class FigureGauges:
+    """Context manager that serves `/metrics` on loopback; port 0 picks a free one. Raises `CannotListen`."""
+
+    def __init__(self, port: int) -> None:
+        self._wanted_port = port
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+
+    def __enter__(self) -> Self:
+        try:
+            self._server, self._thread = start_http_server(self._wanted_port, _LOOPBACK, self._registry)
+        except (OSError, OverflowError) as error:
+            raise CannotListen(f"{_LOOPBACK}:{self._wanted_port}: {error}; name another port for the gauges") from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def set(self, figures: Mapping[str, float]) -> None:
+        """Set the current values; thread-safe."""
+        for key, value in figures.items():
+            if key not in self._gauges:
+                name = "harness_" + re.sub(r"\W+", "_", key)
+                self._gauges[key] = Gauge(name, key, registry=self._registry)
+            self._gauges[key].set(value)

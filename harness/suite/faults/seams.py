@@ -25,7 +25,7 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.app import SessionServer
 from harness.server.serving import Around, RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.sessions.session import Session
 from harness.suite.faults.agent_seam import AgentSeam
 from harness.suite.faults.engine_seam import FaultyProvider

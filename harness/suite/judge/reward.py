@@ -22,7 +22,7 @@ from harness.errors import ScenarioError
 from harness.machine.deadlines import within
 from harness.machine.group_reaper import signal_group
 from harness.machine.process_group import is_gone, reap
-from harness.samples.judgement import stated_number
+from harness.samples.rollout import stated_number
 from harness.samples.turn_rewards import TurnRewards
 from harness.types import Json
 

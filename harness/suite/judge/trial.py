@@ -18,7 +18,7 @@ from typing import Any
 
 from harness.errors import SandboxFailed, ScenarioError
 from harness.machine.disk import disk_failures, make_way
-from harness.rollouts.agents.log import read_last_lines
+from harness.rollouts.agents.agent_output import read_last_lines
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.sandboxes.sandbox import BWRAP, Sandbox, StartOnHost, call
 from harness.rollouts.sandboxes.spec import SandboxSpec

@@ -18,9 +18,8 @@ from harness.decoding import convert, read_json
 from harness.errors import Cause, StoreError
 from harness.machine.disk import disk_failures
 from harness.samples.codec import sample_from_json
-from harness.samples.judgement import describe_judgement, stamp_judgement
-from harness.samples.rollout import OutcomeKind
-from harness.server.store.only_reading import only_reading
+from harness.samples.rollout import OutcomeKind, describe_judgement, stamp_judgement
+from harness.server.store.file_access import only_reading
 from harness.sessions.ledger import Ledger
 from harness.turn_ends import TurnEnd, TurnStatus
 from harness.types import Json, Sample

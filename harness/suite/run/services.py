@@ -22,7 +22,7 @@ from harness.rollouts.manager import SessionManager
 from harness.server.http.access import new_admin_token
 from harness.server.serving import alone, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.suite.faults.seams import KillableLane, Seams, open_seams
 from harness.suite.run.model_program import make_model
 from harness.suite.scenarios.folder import ScenarioFolder

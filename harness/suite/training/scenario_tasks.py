@@ -14,8 +14,7 @@ from harness.rollouts.agents.task import Agent, AgentTask
 from harness.rollouts.manager import SessionManager
 from harness.rollouts.seeds import derive_seed
 from harness.samples.rollout import ENDED_WELL, Rollout
-from harness.samples.turn_rewards import RolloutReward
-from harness.samples.turn_values import values_of
+from harness.samples.turn_rewards import RolloutReward, values_of
 from harness.sessions.inheritance import find_drift
 from harness.suite.judge.groups import value_of
 from harness.suite.judge.reward import StandingCheck

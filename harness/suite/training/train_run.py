@@ -21,7 +21,7 @@ from harness.machine.deadlines import to_the_end
 from harness.machine.disk import disk_failures
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.weights import WeightUpdater
-from harness.server.telemetry.gauges import FigureGauges
+from harness.server.telemetry.metrics import FigureGauges
 from harness.suite.record.rundir import RunDirectory, check_same_engine, note_engine, note_start, read_lock
 from harness.suite.run.audited import auditing, read_audit
 from harness.suite.run.interrupts import Interrupts, one_error

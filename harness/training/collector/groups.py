@@ -8,8 +8,7 @@ from typing import NamedTuple
 from harness.rollouts.seeds import derive_seed
 from harness.samples.credit import Advantages, Group, value_advantages
 from harness.samples.rollout import Rollout
-from harness.samples.turn_rewards import earned_rewards
-from harness.samples.turn_values import values_of
+from harness.samples.turn_rewards import earned_rewards, values_of
 
 GroupFilter = Callable[[Sequence[float]], str | None]
 """From rewards to a drop reason (one word for telemetry), or None."""

@@ -19,8 +19,7 @@ from typing import Self, TypeVar
 
 from harness.errors import StepError
 from harness.machine.deadlines import to_the_end
-from harness.samples.pack_stream import PackStream
-from harness.samples.packs import Pack
+from harness.samples.packs import Pack, PackStream
 from harness.samples.rollout import Rollout
 from harness.training.collector.collector import Collector, StepCollection
 from harness.training.collector.groups import (

@@ -11,10 +11,8 @@ from harness.machine.deadlines import read_end
 from harness.rollouts.agents.task import AgentTask
 from harness.rollouts.control.abort_report import AbortBudget, Keep, was_cut_short
 from harness.rollouts.manager import SessionManager
-from harness.samples.judgement import describe_judgement, stamp_judgement
-from harness.samples.rollout import ENDED_WELL, Rollout
-from harness.samples.turn_rewards import RolloutReward, reward_turns
-from harness.samples.turn_values import value_turns
+from harness.samples.rollout import ENDED_WELL, Rollout, describe_judgement, stamp_judgement
+from harness.samples.turn_rewards import RolloutReward, reward_turns, value_turns
 from harness.training.collector.groups import RolloutIndex, ScoredRollout
 
 MakeTask = Callable[[RolloutIndex], AgentTask]

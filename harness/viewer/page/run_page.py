@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from harness.errors import RunError
 from harness.machine.disk import begins_with, replacing
-from harness.rollouts.agents.log import read_tail
+from harness.rollouts.agents.agent_output import read_tail
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 from harness.viewer.damaged_run import say_missing

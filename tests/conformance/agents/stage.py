@@ -23,7 +23,7 @@ from harness.samples.rollout import Rollout
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.chat_tokenizer import ChatTokenizer
 from tests.builders import toy_template
 from tests.conformance.agents.parts import ENVIRONMENT, GO, IN_TOOL, INSTRUCTION, SAMPLED_BEFORE_HANGING, TOOLLESS

@@ -11,7 +11,7 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.rollouts.agents.programs import prepare_agent
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import FinishReason, Json
 from tests.conformance.clients.players import PATIENCE_S, PROGRAMS, call, variables_of
 from tests.dialects.speakers import SPEAKERS

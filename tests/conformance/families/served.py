@@ -15,7 +15,7 @@ import httpx
 
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.app import SessionServer
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import FinishReason, GenerationDelta, GenerationRequest, GenerationResult, Message
 from tests.builders import turn_service
 from tests.conformance.families.family import Family

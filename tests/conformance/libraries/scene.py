@@ -23,7 +23,7 @@ from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.programs import prepare_agent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.logging import configure_logging
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import GenerationRequest, GenerationResult

@@ -21,7 +21,7 @@ from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort_report import AbortBudget
 from harness.samples.rollout import OutcomeKind
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnEnd
 from harness.types import Json

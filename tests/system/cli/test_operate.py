@@ -12,7 +12,7 @@ from harness.engines.scripted import ScriptedEngine
 from harness.errors import StoreError
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.server.serving import RunningServer, serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.sessions.paging import SessionStub
 from harness.sessions.session import Session
 from tests.builders import toy_template

@@ -12,8 +12,8 @@ import pytest
 
 from harness.errors import Cause
 from harness.rollouts.control.abort_report import AbortBudget
+from harness.rollouts.sandboxes.boxed import PREFIX
 from harness.rollouts.sandboxes.bwrap import groups_named
-from harness.rollouts.sandboxes.left_behind import PREFIX
 from tests.small_disk import small_disk
 from tests.system.sandboxes.conftest import boxed_task
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from harness.rollouts.sandboxes.left_behind import remove_left
+from harness.rollouts.sandboxes.boxed import remove_left
 from tests.system.sandboxes.conftest import KINDS
 from tests.system.sandboxes.test_ends import MARK, NOTHING, STUBBORN, boxes_of, left_of_boxes
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.dialects.model_request import WireCall
 from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.turn_ends import TurnStatus
 from harness.types import Turn
 from tests.builders import body, new_session, patient_client, toy_template, toy_tokenizer, turn_service, user

@@ -12,7 +12,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from tests.builders import toy_template
 
 AGENTS = "tests.unit.adapters.miles_agents"

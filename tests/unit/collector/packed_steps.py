@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from harness.samples.pack_stream import PackStream
-from harness.samples.packs import Pack
+from harness.samples.packs import Pack, PackStream
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout
 from harness.sessions.ledger import Ledger
 from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRollout

@@ -18,7 +18,7 @@ from harness.rollouts.control.abort import _Abort, abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortStep, AgentHooks, Fate, Keep
 from harness.rollouts.control.abort_scope import WholeServers
 from harness.rollouts.control.engines import EngineInProcess, EngineServer
-from harness.rollouts.control.quiesce import GATE_NOT_RESUMED
+from harness.rollouts.control.pause import GATE_NOT_RESUMED
 from harness.samples.rollout import OutcomeKind
 from harness.server.settings import ServerSettings
 from harness.types import SampleStatus

@@ -23,7 +23,7 @@ from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.app import SessionServer
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import toy_template, user
 from tests.controllers.mortals import Death, Life, MortalEngine, Mortality
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine

@@ -14,15 +14,14 @@ from harness.gateway.router.routed import RouterSettings, open_routed
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.abort_report import AbortBudget, AbortStep, AgentHooks
-from harness.rollouts.control.engines import EngineServer
+from harness.rollouts.control.engines import EngineServer, learn_workers
 from harness.rollouts.control.pause import paused_rollout
-from harness.rollouts.control.routed_engines import learn_workers
 from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.rollouts.manager import SessionManager
 from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import Json
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer

@@ -6,7 +6,7 @@ from harness.engines.base import PauseMode
 from harness.rollouts.client.session_server import SessionServerClient
 from harness.rollouts.control.abort import abort_rollout
 from harness.rollouts.control.pause import paused_rollout
-from harness.rollouts.control.weight_servers import ServersInUpdate
+from harness.rollouts.control.weights import ServersInUpdate
 from harness.rollouts.control.weights_report import UpdateBudget, UpdateReport, UpdateStep
 from harness.sessions.gate import GateReport, GateState
 from harness.sessions.weights.weight_update import LiveWeights

@@ -20,7 +20,7 @@ from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.app import SessionServer
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import toy_template
 from tests.controllers.noting_engine import CHECKPOINT, NotingEngine
 from tests.session_servers.served import SetClock, eventually, serving_with

@@ -24,8 +24,8 @@ from harness.rollouts.control.weights import WeightUpdater
 from harness.rollouts.control.weights_report import UpdateBudget
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
+from harness.server.store.sqlite import open_store
 from harness.sessions.gate import Hold, HoldKind
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from tests.builders import toy_template, user

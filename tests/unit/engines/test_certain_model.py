@@ -13,7 +13,7 @@ from harness.engines.base import LogprobScale, is_on_prompt_scale
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import EngineUnavailable
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import SamplingParams
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import serving

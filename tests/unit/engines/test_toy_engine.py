@@ -12,7 +12,7 @@ from harness.errors import ScenarioError
 from harness.lab.lanes import LaneEngine
 from harness.rollouts.control.engines import EngineServer, as_workers
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import EOS, toy_template, toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, Client
 from tests.unit.engines.toy_provider import ToyProvider

@@ -21,7 +21,7 @@ from tests.session_servers.served import eventually
 HARNESS = """
     import asyncio, os, sys
     from pathlib import Path
-    from harness.rollouts.agents.log import AgentLog
+    from harness.rollouts.agents.agent_output import AgentLog
     from harness.rollouts.agents.process import AgentProcess
     from harness.machine.watchdog import Watchdog
 

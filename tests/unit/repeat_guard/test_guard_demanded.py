@@ -13,7 +13,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
 from harness.errors import EngineReplyInvalid, ScenarioError
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from server_patch.repeat_terminate import RepeatTerminateConfig
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.session_servers.served import Client

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.agent_output import AgentLog
 from tests.logged import capture_logs
 
 

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from harness.rollouts.agents.result import MAX_RESULT_BYTES, AgentResult, parse_result, read_result, result_of_value
+from harness.rollouts.agents.agent_output import (
+    MAX_RESULT_BYTES,
+    AgentResult,
+    parse_result,
+    read_result,
+    result_of_value,
+)
 
 
 def test_an_object_is_a_result(tmp_path: Path):

@@ -21,7 +21,7 @@ from harness.rollouts.agents.agent_environment import (
     prepare_workdir,
     without_session,
 )
-from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.agent_output import AgentLog
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 

@@ -9,7 +9,7 @@ from harness.rollouts.agents.task import AgentTask, FunctionAgent
 from harness.rollouts.manager import SessionManager
 from harness.samples.credit import value_advantages
 from harness.samples.rollout import Rollout
-from harness.samples.turn_values import value_turns, values_of
+from harness.samples.turn_rewards import value_turns, values_of
 from harness.server.serving import serve
 from harness.server.store.sqlite import SQLiteStore
 from harness.suite.judge.groups import value_of

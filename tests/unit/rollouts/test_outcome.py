@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from harness.errors import Cause
-from harness.rollouts.agents.result import AgentResult
+from harness.rollouts.agents.agent_output import AgentResult
 from harness.rollouts.outcome import (
     DRAIN_CODES,
     ENGINE_CODES,

@@ -15,7 +15,7 @@ import pytest
 
 from harness.machine.process_group import is_gone
 from harness.machine.watchdog import Watchdog
-from harness.rollouts.agents.log import AgentLog
+from harness.rollouts.agents.agent_output import AgentLog
 from harness.rollouts.agents.process import AgentProcess
 from tests.session_servers.served import eventually
 

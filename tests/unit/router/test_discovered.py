@@ -16,7 +16,7 @@ from harness.engines.connect import serving_identity
 from harness.engines.pool.discovered import DiscoveredPool, FoundWorker
 from harness.errors import EngineUnavailable
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import GenerationRequest, GenerationResult, SamplingParams, as_ids
 from tests.builders import toy_template

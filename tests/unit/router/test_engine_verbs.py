@@ -10,10 +10,10 @@ import httpx
 from harness import abort_rollout
 from harness.engines.scripted import ScriptedEngine, ScriptStep
 from harness.engines.sglang_server import NativeServer
-from harness.gateway.router.engine_verbs import with_verbs
+from harness.gateway.router.trainer_verbs import with_verbs
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from tests.builders import toy_template, user
 from tests.fake_engines.providers import scripted_engine, toy_tokenizer
 from tests.fake_engines.workers import LONG

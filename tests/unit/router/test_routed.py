@@ -17,7 +17,7 @@ from harness.gateway.router.routed import Routed, RoutedApp, RouterSettings, ope
 from harness.server.registry import API_KEY_PREFIX
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer

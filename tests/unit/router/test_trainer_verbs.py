@@ -16,7 +16,7 @@ from harness.gateway.router.trainer_verbs import HOLD_TTL_S, TrainerVerbs
 from harness.samples.proximal import NextVersions, count_next_versions
 from harness.server.app import SessionServer
 from harness.server.serving import serve
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.sessions.gate import GateState
 from harness.sessions.weights.weight_update import SweepReport, SweepRequest
 from harness.types import Json, as_ids

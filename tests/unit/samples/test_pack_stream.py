@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import SegmentError
-from harness.samples.pack_stream import PackStream
 from harness.samples.packing import plan_packs
-from harness.samples.packs import Pack
+from harness.samples.packs import Pack, PackStream
 from harness.samples.segments import COLUMNS
 from tests.unit.samples.some_segments import lengths_up_to, segment, segments_of
 

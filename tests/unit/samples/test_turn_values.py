@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import ScenarioError
 from harness.samples.codec import read_samples, write_parquet, write_samples
-from harness.samples.turn_values import TurnValue, value_turns, values_of
+from harness.samples.turn_rewards import TurnValue, value_turns, values_of
 from harness.suite.judge.groups import value_of
 from harness.types import Sample
 from tests.builders import sample

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import SandboxFailed
+from harness.rollouts.sandboxes.boxed import new_name
 from harness.rollouts.sandboxes.bwrap import BwrapSandbox, groups_named
-from harness.rollouts.sandboxes.left_behind import new_name
 from harness.rollouts.sandboxes.sandbox import Place
 from harness.rollouts.sandboxes.spec import SandboxSpec
 from tests.sandbox_programs import require_program

@@ -16,7 +16,7 @@ from harness.rollouts.agents.agent_runner import AgentRunner
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle
 from harness.rollouts.outcome import Ending
-from harness.rollouts.sandboxes.left_behind import folder_of, is_left, new_name, remove_left
+from harness.rollouts.sandboxes.boxed import folder_of, is_left, new_name, remove_left
 from harness.rollouts.sandboxes.spec import SandboxSpec
 from tests.session_servers.served import eventually
 

@@ -9,7 +9,7 @@ from harness.engines.base import LogprobScale
 from harness.engines.remote.sglang import SGLangTokenProvider
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import toy_template, toy_tokenizer, user
 from tests.fake_engines.fake_server import serving as serving_engine
 from tests.fake_engines.fake_sglang import FakeSGLang

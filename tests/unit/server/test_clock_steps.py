@@ -9,8 +9,7 @@ from harness.machine.clock import steady, steady_time
 from harness.server.admitted import AdmittedTurns
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.registry import SessionRegistry
-from harness.server.store.base import SessionStore
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore, SessionStore
 from harness.server.store.sqlite import SQLiteStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import GateState, HoldKind, HoldRequest, RenewRequest

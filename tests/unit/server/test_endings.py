@@ -9,7 +9,7 @@ import pytest
 from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import PATIENCE_S, eventually, says, serving, serving_with, session_on
 

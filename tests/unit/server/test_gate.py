@@ -12,7 +12,7 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest, Work
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer

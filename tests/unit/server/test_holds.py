@@ -11,8 +11,7 @@ from harness.engines.base import PauseMode
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.errors import EngineUnavailable
 from harness.rollouts.client.session_server import SessionServerClient
-from harness.server.store.connect import open_store
-from harness.server.store.sqlite import SQLiteStore
+from harness.server.store.sqlite import SQLiteStore, open_store
 from harness.sessions.gate import Hold, HoldKind
 from tests.builders import toy_tokenizer, user
 from tests.session_servers.served import SetClock, eventually, says, serving, serving_with, session_on

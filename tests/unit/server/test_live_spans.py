@@ -16,7 +16,7 @@ from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, Scri
 from harness.errors import ScenarioError
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.connect import open_store
+from harness.server.store.sqlite import open_store
 from harness.server.telemetry.tracing.collector import HEADERS_VARIABLES
 from harness.server.telemetry.tracing.sender import STOP_S
 from harness.viewer.spans import SPANS_FILE, write_spans

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from harness.engines.scripted import ScriptStep, scripted_logprobs
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.types import Json, as_ids
 from tests.builders import toy_template, user
 from tests.fake_engines.fake_server import FakeServer

@@ -9,7 +9,7 @@ from harness.dialects.anthropic_messages import AnthropicMessages
 from harness.dialects.model_request import ModelAnswer, WireCall, seal
 from harness.dialects.openai_responses import OpenAIResponses
 from harness.engines.scripted import Script, ScriptedEngine, ScriptStep
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.tokens.templates.chat_template import ChatTemplateTokenizer
 from harness.tokens.templates.jinja_template import JinjaTemplate
 from harness.tokens.tokenizer import Tokenizer

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from harness.errors import HarnessError, StoreError
 from harness.server.admitted import AdmittedTurns
 from harness.server.registry import SessionRegistry
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.lifecycle import Phase
 from harness.sessions.session import Session

@@ -8,7 +8,7 @@ from harness.dialects.openai_chat import OpenAIChat
 from harness.engines.base import EngineHealth
 from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.turns import ServedTurn, TurnService
 from harness.sessions.session import Session
 from harness.sessions.session_config import SessionConfig

@@ -13,9 +13,8 @@ from harness.engines.pool.pool import EnginePool
 from harness.engines.scripted import Script, ScriptedEngine, ScriptedFault, ScriptStep, scripted_logprobs
 from harness.errors import EngineRejected, StoreError
 from harness.server.live_version import LiveVersion
-from harness.server.store.connect import open_store
-from harness.server.store.memory import MemoryStore
-from harness.server.store.sqlite import SQLiteStore
+from harness.server.store.base import MemoryStore
+from harness.server.store.sqlite import SQLiteStore, open_store
 from harness.server.sweep import Sweep
 from harness.sessions.weights.weight_update import SweepRequest
 from harness.types import GenerationRequest, SamplingParams, Turn, as_ids

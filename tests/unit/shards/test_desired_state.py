@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from harness.errors import HarnessError
-from harness.gateway.shards.desired_state import AT_FIRST, DesiredState, desired_state_of, mirrored
+from harness.gateway.shards.shard import AT_FIRST, DesiredState, desired_state_of, mirrored
 from harness.sessions.gate import Gate, GateState, Hold, HoldKind, Work
 
 HOLDERS = st.sampled_from(["a", "b", "c"])

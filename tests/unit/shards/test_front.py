@@ -10,14 +10,14 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from harness.engines.scripted import ScriptedEngine
-from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
 from harness.gateway.shards.front import Front
+from harness.gateway.shards.shard import ShardCounts
 from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from tests.builders import toy_template, turn_service
 from tests.fake_engines.providers import toy_tokenizer

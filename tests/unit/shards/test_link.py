@@ -13,15 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from harness.engines.scripted import ScriptedEngine
 from harness.errors import ShardUnavailable
-from harness.gateway.shards.desired_state import DesiredStateAnswer, ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
-from harness.gateway.shards.shard import STATE_PATH, as_shard
+from harness.gateway.shards.shard import STATE_PATH, DesiredStateAnswer, ShardCounts, as_shard
 from harness.gateway.shards.shard_client import ShardClient
 from harness.server.app import SessionServer
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.serving import serve
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import HoldKind, HoldRequest, ReleaseRequest
 from harness.sessions.paging import SessionStub

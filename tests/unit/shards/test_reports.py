@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.gateway.shards.desired_state import ShardCounts
-from harness.gateway.shards.reports import add_counts, merge_metrics, merge_sweeps, merge_weights
+from harness.gateway.shards.front import add_counts, merge_metrics, merge_sweeps, merge_weights
+from harness.gateway.shards.shard import ShardCounts
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.weights.weight_update import LiveWeights, SweepReport
 

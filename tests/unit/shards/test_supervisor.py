@@ -13,13 +13,13 @@ import aiohttp
 import pytest
 
 from harness.errors import EnginesHeld
-from harness.gateway.shards.desired_state import ShardCounts
 from harness.gateway.shards.directory import ShardDirectory
+from harness.gateway.shards.shard import ShardCounts
 from harness.gateway.shards.shard_client import ShardClient, ShardClients
 from harness.gateway.shards.supervisor import ShardCommand, Supervisor, shard_environment
 from harness.server.gatekeeper import Gatekeeper
 from harness.server.settings import ServerSettings
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.server.telemetry.metrics import ServerMetrics
 from harness.sessions.gate import Gate, Hold, HoldKind
 from tests.processes.family import is_running

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import StoreError
-from harness.server.store.only_reading import only_reading
+from harness.server.store.file_access import only_reading
 
 
 @pytest.fixture(name="database")

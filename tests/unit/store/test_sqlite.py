@@ -15,8 +15,14 @@ from msgspec import structs
 from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.delivery import Selection
 from harness.server.store.base import LoadedSessions
-from harness.server.store.connect import open_store
-from harness.server.store.sqlite import SQLiteStore, count_generated, read_hold_times, read_session, read_sessions
+from harness.server.store.sqlite import (
+    SQLiteStore,
+    count_generated,
+    open_store,
+    read_hold_times,
+    read_session,
+    read_sessions,
+)
 from harness.sessions.admission import Limits
 from harness.sessions.gate import Hold, HoldKind
 from harness.sessions.lifecycle import Phase

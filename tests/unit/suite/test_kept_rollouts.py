@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import StoreFull
 from harness.rollouts.control.abort_report import Keep
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.sessions.session import Session
 from harness.suite.training.scenario_tasks import Workdirs
 from harness.suite.training.training_pipeline import KeptRollouts

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from harness.errors import CannotListen
-from harness.server.telemetry.gauges import FigureGauges
+from harness.server.telemetry.metrics import FigureGauges
 
 
 def test_the_page_has_the_last_figures():

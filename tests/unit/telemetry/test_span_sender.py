@@ -27,7 +27,8 @@ from harness.server.telemetry.tracing.sender import (
     SpanDropReason,
     SpanSender,
 )
-from harness.server.telemetry.tracing.spans import TracedRequest, TracedTurn, read_traceparent
+from harness.server.telemetry.tracing.spans import TracedTurn, read_traceparent
+from harness.types import FinishReason, TurnSegment
 from tests.checkout import ROOT
 from tests.logged import capture_logs
 from tests.otlp_collector import Answering, collecting, said, take
@@ -37,7 +38,7 @@ from tests.thoroughness import examples
 
 def turn(index: int, *, requests: int = 1, at: float = 1_000.0) -> TracedTurn:
     """The turn with that index, of one session."""
-    asked = [TracedRequest(f"r{index}.{place}", 0, 1, at, 0.5, 0.0, "", "stop") for place in range(requests)]
+    asked = [TurnSegment(f"r{index}.{place}", 0, 1, FinishReason.STOP, at, 0.5) for place in range(requests)]
     return TracedTurn(
         "a", index, None, "completed", "model", 1, 0.0, None, 3, 1, [("1", 0, 1)], asked, at, at + 1, None
     )

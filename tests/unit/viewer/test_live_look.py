@@ -19,7 +19,7 @@ from harness.rollouts.client.session_server import (
 )
 from harness.server.app import SessionServer
 from harness.server.serving import serve
-from harness.server.store.memory import MemoryStore
+from harness.server.store.base import MemoryStore
 from harness.sessions.gate import GateReport, GateState, HoldKind, HoldReport
 from harness.types import Json
 from harness.viewer.live.live_look import BrowserState, LiveLook

@@ -92,34 +92,6 @@ class TracedSpan(NamedTuple):
     """Trace, span and flags of the agent's span."""
 
 
-class TracedRequest(NamedTuple):
-    """An engine request, which produced output tokens `start..end`."""
-
-    request_id: str
-    start: int
-    end: int
-    began_at: float | None
-    """Unix seconds; None in old records, which then have no span."""
-    seconds: float
-    queued_s: float
-    worker: str
-    """Empty for a single engine."""
-    finish_reason: str | None
-
-    @classmethod
-    def of(cls, segment: TurnSegment) -> Self:
-        return cls(
-            segment.request_id,
-            segment.start,
-            segment.end,
-            segment.began_at,
-            segment.seconds,
-            segment.queued_s,
-            segment.worker,
-            str(segment.finish_reason),
-        )
-
-
 class TracedTurn(NamedTuple):
     """A turn with its outcome; times are Unix seconds."""
 
@@ -136,7 +108,8 @@ class TracedTurn(NamedTuple):
     output_length: int
     versions: Sequence[tuple[str, int, int]]
     """Weight label, start and end of each output span."""
-    requests: Sequence[TracedRequest]
+    requests: Sequence[TurnSegment]
+    """Requests of old records lack `began_at`, and have no span."""
     asked_at: float
     ended_at: float
     traceparent: str | None
@@ -157,7 +130,7 @@ class TracedTurn(NamedTuple):
             turn.prompt_length,
             int(turn.output_ids.size),
             [(span.version, span.start, span.end) for span in turn.version_spans],
-            [TracedRequest.of(segment) for segment in turn.segments],
+            turn.segments,
             turn.asked_at,
             turn.ended_at,
             notes.client.get("traceparent"),
@@ -197,12 +170,12 @@ class TracedTurn(NamedTuple):
             link=caller and (int(caller["trace"], 16), int(caller["span"], 16), int(caller["flags"], 16)),
         )
 
-    def _request_span(self, place: int, request: TracedRequest, began_at: float) -> TracedSpan:
+    def _request_span(self, place: int, request: TurnSegment, began_at: float) -> TracedSpan:
         attributes = {
             "harness.request.id": request.request_id,
             "harness.request.worker": request.worker or None,
             "harness.request.queued_seconds": request.queued_s,
-            "harness.request.finish_reason": request.finish_reason,
+            "harness.request.finish_reason": request.finish_reason and str(request.finish_reason),
             "gen_ai.usage.output_tokens": request.end - request.start,
             "harness.weight_versions": [
                 printable(label) for label, start, end in self.versions if start < request.end and end > request.start

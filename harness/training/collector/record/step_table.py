@@ -19,7 +19,7 @@ from harness.errors import StepError, StoreError
 from harness.machine.clock import Clock
 from harness.machine.disk import disk_failures
 from harness.machine.locks import try_lock
-from harness.server.store.only_reading import only_reading
+from harness.server.store.file_access import only_reading
 from harness.sessions.ledger import Ledger, total
 from harness.training.collector.groups import RolloutIndex, ScoredRollout
 from harness.training.collector.record.step_record import StepRecord, from_bytes, to_bytes

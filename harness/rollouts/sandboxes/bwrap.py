@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from harness.errors import SandboxFailed
@@ -216,7 +217,8 @@ class Cgroup:
 
 def groups_named(prefix: str) -> list[Cgroup]:
     folders: dict[str, list[Path]] = {}
-    for folder in (*ROOT.glob(f"{prefix}*/"), *ROOT.glob(f"*/{prefix}*/")):
+    # `Path.glob` raises if another box's group goes away meanwhile.
+    for folder in (Path(found) for below in ("", "*/") for found in glob(f"{ROOT}/{below}{prefix}*/")):
         folders.setdefault(folder.name, []).append(folder)
     return [Cgroup(name, found) for name, found in folders.items()]
 

@@ -27,8 +27,8 @@ from harness.lab.models.small_tokenizer import write_small_tokenizer
 from harness.server.settings import ServerSettings
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
+from tests.free_ports import free_ports
 from tests.sandbox_programs import configure_podman, podman_image, require_program
-from tests.system.relay.relayed import free_port
 
 DEPLOY = ROOT / "deploy"
 START_S = 60.0
@@ -78,7 +78,7 @@ async def test_the_images_start_as_compose_starts_them(build: Callable[[str], st
     for place in (tmp_path / "store", tmp_path / "store" / "tokenizer"):
         os.chown(place, 10001, 10001)
     gateway, server = build("gateway"), build("server")
-    at, volume = free_port(), f"{tmp_path / 'store'}:/store"
+    at, volume = free_ports(), f"{tmp_path / 'store'}:/store"
     given = {"HARNESS_ADMIN_TOKEN": "t0ken", "HARNESS_TOKENIZER": "/store/tokenizer", "HARNESS_PUBLIC_URL": ""}
     given["HARNESS_ROUTER_URL"] = f"http://127.0.0.1:{at}"
     async with AsyncExitStack() as stack:

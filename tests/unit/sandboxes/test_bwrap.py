@@ -115,6 +115,6 @@ def test_a_group_that_goes_away_meanwhile_breaks_no_search(monkeypatch):
     with subprocess.Popen(("true",)) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(OSError, match="Invalid argument"):
-            os.listdir(f"/proc/{ended.pid}/net")
+            [*Path(f"/proc/{ended.pid}/net").iterdir()]
         monkeypatch.setattr(bwrap, "ROOT", Path(f"/proc/{ended.pid}"))
         assert groups_named("harness-box-") == []

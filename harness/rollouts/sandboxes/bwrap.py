@@ -217,9 +217,9 @@ class Cgroup:
 
 def groups_named(prefix: str) -> list[Cgroup]:
     folders: dict[str, list[Path]] = {}
-    # `Path.glob` raises if another box's group goes away meanwhile.
-    for folder in (Path(found) for below in ("", "*/") for found in glob(f"{ROOT}/{below}{prefix}*/")):
-        folders.setdefault(folder.name, []).append(folder)
+    for folder in (f"{ROOT}/{prefix}*/", f"{ROOT}/*/{prefix}*/"):
+        for found in map(Path, glob(folder)):  # noqa: PTH207  # `Path.glob` raises if another group goes away meanwhile
+            folders.setdefault(found.name, []).append(found)
     return [Cgroup(name, found) for name, found in folders.items()]
 
 

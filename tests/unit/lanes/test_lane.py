@@ -40,6 +40,15 @@ async def test_a_lane_serves_for_the_time_of_its_block(spec: LaneSpec) -> None:
     assert "started as" in lane.log.read_text()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+async def test_its_port_is_none_that_the_system_gives_to_others(spec: LaneSpec) -> None:
+    """A real engine binds it a minute after the choice."""
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    for _ in range(3):
+        async with open_lane(spec) as lane:
+            assert not first <= int(lane.url.rpartition(":")[2]) <= last
+
+
 async def test_the_block_may_fail(spec: LaneSpec) -> None:
     """An error inside is the error outside, and the server ends."""
     with pytest.raises(ZeroDivisionError):

@@ -28,7 +28,7 @@ from harness.server.settings import ServerSettings
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
 from tests.free_ports import free_ports
-from tests.sandbox_programs import configure_podman, podman_image, require_program
+from tests.sandbox_programs import builds_images, configure_podman, podman_image, require_program
 
 DEPLOY = ROOT / "deploy"
 START_S = 60.0
@@ -71,6 +71,7 @@ def _build(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     podman("image", "rm", "--force", *names)
 
 
+@builds_images
 @pytest.mark.timeout(600)  # two builds
 async def test_the_images_start_as_compose_starts_them(build: Callable[[str], str], tmp_path: Path) -> None:
     """Gateway, router and page, without privileges, on a read-only root: a turn goes through, and SIGTERM ends them."""

@@ -16,6 +16,7 @@ from harness.rollouts.control.abort_report import AbortBudget
 from harness.rollouts.manager import SessionManager
 from harness.rollouts.sandboxes.bwrap import groups_named
 from harness.rollouts.sandboxes.left_behind import PREFIX
+from tests.sandbox_programs import builds_images
 from tests.small_disk import small_disk
 from tests.system.sandboxes.conftest import boxed_task
 
@@ -172,6 +173,7 @@ async def test_an_agent_that_kills_its_container(spec_of, run_boxed):
     assert left_of_boxes() == NOTHING
 
 
+@builds_images
 async def test_the_user_of_an_image_owns_the_workdir(spec_of, run_boxed):
     """Without a name for it in the sandbox's settings."""
     image = "localhost/harness-test:user"

@@ -82,8 +82,15 @@ async def begun(
 ) -> asyncio.Task[GenerationResult]:
     """A generation whose first tokens have come."""
     has_begun = asyncio.Event()
-    request = GenerationRequest(prompt, params, request_id, on_delta=lambda _: has_begun.set())
-    running = asyncio.create_task(provider.generate(request))
+
+    async def generate() -> GenerationResult:
+        async for piece in provider.stream(GenerationRequest(prompt, params, request_id)):
+            has_begun.set()
+            if isinstance(piece, GenerationResult):
+                return piece
+        raise AssertionError("a stream ends with a result")
+
+    running = asyncio.create_task(generate())
     async with asyncio.timeout(DEADLINE_S):
         await has_begun.wait()
     return running

@@ -13,8 +13,9 @@ import tempfile
 from pathlib import Path
 
 from harness.rollouts.relay.outside import open_relay
+from tests.free_ports import free_ports
 from tests.session_servers.served import Client, says, serving
-from tests.system.relay.relayed import free_port, handle_of, inside_process
+from tests.system.relay.relayed import handle_of, inside_process
 
 AGENT = """
 import http.client, json, sys, time
@@ -40,7 +41,7 @@ async def play(client: Client, folder: Path, turns: int, *, relayed: bool) -> fl
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         output, _ = await process.communicate()
     else:
-        socket, port = folder / "relay.sock", str(free_port())
+        socket, port = folder / "relay.sock", str(free_ports())
         command = (sys.executable, "-c", AGENT, port, *words)
         async with (
             open_relay(handle_of(session), socket),

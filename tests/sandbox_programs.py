@@ -56,6 +56,9 @@ events_logger = "file"
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 """
 
+builds_images = pytest.mark.xdist_group("images")
+"""Of tests that build images, or remove some: podman fails to build one while another is removed."""
+
 
 def require_program(name: str) -> None:
     """Skip or, in CI, fail the test without a system's program; skip it without root, who owns cgroups and mounts."""

@@ -3,12 +3,10 @@
 import asyncio
 import json
 import os
-import random
 import signal
-import socket
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,12 @@ import httpx
 import psutil
 
 from harness.rollouts.client.connections import SessionServerAddress
+from tests.free_ports import free_ports
 from tests.processes.family import is_running
 from tests.toy_model import write_toy_model
 
 TOKEN = "the-token-of-the-operator"
 START_S = 90
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` free ports. The system gives higher ones to others, which may take a dead shard's."""
-    while True:
-        first = random.randrange(20_000, 32_000)
-        with suppress(OSError), ExitStack() as stack:
-            for number in range(count):
-                stack.enter_context(socket.create_server(("127.0.0.1", first + number)))
-            return first
 
 
 class ShardFleet:

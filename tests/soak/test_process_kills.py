@@ -20,11 +20,11 @@ from harness.server.store.sqlite import read_rows
 from harness.token_rows import TokenRows, TurnRows
 from harness.types import as_ids
 from tests.builders import body, user
+from tests.free_ports import free_ports
 from tests.session_servers.asked_bodies import is_digest_of
 from tests.session_servers.served import RawClient
 from tests.session_servers.store_file import StoredSession, StoredTurn, ledger_of, read_file
 from tests.session_servers.true_rows import ROUTER
-from tests.system.relay.relayed import free_port
 from tests.system.server.test_crash import server_process
 
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "6"))
@@ -39,7 +39,7 @@ class Fleet:
 
     def __init__(self, store: Path) -> None:
         self.store = store
-        self.port = free_port()
+        self.port = free_ports()
         self.url = f"http://127.0.0.1:{self.port}"
         self.answers: Counter[tuple[str, bytes, tuple[float, ...]]] = Counter()
         """By session, request and logprobs; a replay is the same answer again."""

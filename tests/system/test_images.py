@@ -27,8 +27,8 @@ from harness.lab.models.tokenizer_files import write_small_tokenizer
 from harness.server.settings import ServerSettings
 from tests.checkout import ROOT
 from tests.fake_engines.workers import worker_processes
-from tests.sandbox_programs import configure_podman, podman_image, require_program
-from tests.system.relay.relayed import free_port
+from tests.free_ports import free_ports
+from tests.sandbox_programs import builds_images, configure_podman, podman_image, require_program
 
 DEPLOY = ROOT / "deploy"
 START_S = 60.0
@@ -71,6 +71,7 @@ def _build(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     podman("image", "rm", "--force", *names)
 
 
+@builds_images
 @pytest.mark.timeout(600)  # two builds
 async def test_the_images_start_as_compose_starts_them(build: Callable[[str], str], tmp_path: Path) -> None:
     """Gateway, router and page, without privileges, on a read-only root: a turn goes through, and SIGTERM ends them."""
@@ -78,7 +79,7 @@ async def test_the_images_start_as_compose_starts_them(build: Callable[[str], st
     for place in (tmp_path / "store", tmp_path / "store" / "tokenizer"):
         os.chown(place, 10001, 10001)
     gateway, server = build("gateway"), build("server")
-    at, volume = free_port(), f"{tmp_path / 'store'}:/store"
+    at, volume = free_ports(), f"{tmp_path / 'store'}:/store"
     given = {"HARNESS_ADMIN_TOKEN": "t0ken", "HARNESS_TOKENIZER": "/store/tokenizer", "HARNESS_PUBLIC_URL": ""}
     given["HARNESS_ROUTER_URL"] = f"http://127.0.0.1:{at}"
     async with AsyncExitStack() as stack:

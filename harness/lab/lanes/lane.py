@@ -10,6 +10,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import SystemRandom
 from typing import TYPE_CHECKING
 
 from harness.errors import LaneError
@@ -67,8 +68,7 @@ def find_lanes() -> list[Lane]:
 
 def down(lane: Lane) -> bool:
     """End all processes of `lane`. Return False if there were none."""
-    had_processes = lane.owns_group()
-    if had_processes:
+    if had_processes := lane.owns_group():
         end_group(lane.group, grace_s=_GRACE_S)
     lane.forget()
     return had_processes
@@ -82,45 +82,37 @@ async def _install(spec: LaneSpec, say: Say) -> Path:
 
 
 def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
-    port = spec.port
-    if not port:
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            port = int(probe.getsockname()[1])
-    name = f"{spec.engine}-{port}"
     with hold_lock(_directory() / "lock"):  # no two lanes may share a name and its folder
-        _require_unused(name, port)
-        return _spawn_as(name, port, spec, python, watchdog)
-
-
-def _spawn_as(name: str, port: int, spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
-    folder = new_folder(_directory(), name)
-    is_ours = spec.engine is LaneEngine.LOCAL
-    import_path = own_import_path(os.environ) if is_ours else write_overlay(spec.engine, folder / "overlay")
-    command = server_command(spec, port, python, import_path, os.environ)
-    held = spawn_held(command.arguments, command.environment, folder / "server.log")
-    try:
-        lane = Lane(
-            name=name,
-            engine=spec.engine,
-            url=f"http://{LOOPBACK}:{port}",
-            model=spec.model_name,
-            model_dir=str(spec.model_dir),
-            dtype=spec.dtype,
-            group=held.pid,
-            processes=(ProcessName.of(held.pid),),
-            is_ready=False,
-            holder=os.getpid() if watchdog else None,
-            folder=str(folder),
-        )
-        # Saved and watched before the line to the gate starts the server. Closing the gate without it ends the process.
-        lane.save()
-        if watchdog is not None:
-            watchdog.watch(held.pid)
-        os.write(held.gate, b"\n")
-    finally:
-        os.close(held.gate)
-    return lane
+        # An engine binds its port a minute later. The system gives higher ones to others meanwhile.
+        port = spec.port or next(n for n in SystemRandom().sample(range(20_000, 32_768), 1000) if not _refusal_of(n))
+        _require_unused(name := f"{spec.engine}-{port}", port)
+        folder = new_folder(_directory(), name)
+        is_ours = spec.engine is LaneEngine.LOCAL
+        import_path = own_import_path(os.environ) if is_ours else write_overlay(spec.engine, folder / "overlay")
+        command = server_command(spec, port, python, import_path, os.environ)
+        held = spawn_held(command.arguments, command.environment, folder / "server.log")
+        try:
+            lane = Lane(
+                name=name,
+                engine=spec.engine,
+                url=f"http://{LOOPBACK}:{port}",
+                model=spec.model_name,
+                model_dir=str(spec.model_dir),
+                dtype=spec.dtype,
+                group=held.pid,
+                processes=(ProcessName.of(held.pid),),
+                is_ready=False,
+                holder=os.getpid() if watchdog else None,
+                folder=str(folder),
+            )
+            # Saved and watched before the line to the gate starts the server. A gate that closes without it ends it.
+            lane.save()
+            if watchdog is not None:
+                watchdog.watch(held.pid)
+            os.write(held.gate, b"\n")
+        finally:
+            os.close(held.gate)
+        return lane
 
 
 async def _ready(lane: Lane, say: Say, deadline_s: float) -> Lane:
@@ -145,12 +137,18 @@ async def _end(lane: Lane) -> None:
 def _require_unused(name: str, port: int) -> None:
     if any(lane.name == name for lane in find_lanes()):
         raise LaneError(f"{name} is already running: use it, or stop it with `harness engine down {name}`")
+    if refusal := _refusal_of(port):
+        raise LaneError(f"port {port} cannot be used ({refusal}): choose another, or none")
+
+
+def _refusal_of(port: int) -> str | None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
-            raise LaneError(f"port {port} cannot be used ({error.strerror}): choose another, or none") from None
+            return error.strerror
+    return None
 
 
 def _directory() -> Path:

@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from glob import glob
 from pathlib import Path
 
 from harness.errors import SandboxFailed
@@ -216,8 +217,9 @@ class Cgroup:
 
 def groups_named(prefix: str) -> list[Cgroup]:
     folders: dict[str, list[Path]] = {}
-    for folder in (*ROOT.glob(f"{prefix}*/"), *ROOT.glob(f"*/{prefix}*/")):
-        folders.setdefault(folder.name, []).append(folder)
+    for folder in (f"{ROOT}/{prefix}*/", f"{ROOT}/*/{prefix}*/"):
+        for found in map(Path, glob(folder)):  # noqa: PTH207  # `Path.glob` raises if another group goes away meanwhile
+            folders.setdefault(found.name, []).append(found)
     return [Cgroup(name, found) for name, found in folders.items()]
 
 

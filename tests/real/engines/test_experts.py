@@ -24,8 +24,10 @@ pytestmark = on_real(LaneEngine.SGLANG)
 KIND = "8 experts"
 SLOTS = 2
 """Requests that the server works on at once; more of them wait."""
+LONG = 1900
+"""Tokens in which an abort or an update comes, also from a process that stands still for seconds."""
 ARGUMENTS = (
-    *("--enable-return-routed-experts", "--context-length", "1024"),
+    *("--enable-return-routed-experts", "--context-length", "2048"),
     *("--max-running-requests", str(SLOTS), "--max-total-tokens", "8192"),
 )
 PROMPT = as_ids([40, 41, 60, 7, 99])
@@ -96,7 +98,7 @@ async def test_rows_of_turns_are_those_of_one_request_and_of_transformers(
 async def test_an_abort_in_flight_keeps_its_rows_and_the_continuation_brings_the_rest(
     engine: SGLangTokenProvider, served: Served
 ) -> None:
-    cut = await cut_after_first_piece(engine, request(PROMPT, 0, 900))
+    cut = await cut_after_first_piece(engine, request(PROMPT, 0, LONG))
     ids = whole(cut)
     rest = await engine.generate(request(ids, ids.size - 1, continues=cut.output_ids.size))
 
@@ -107,7 +109,7 @@ async def test_an_abort_in_flight_keeps_its_rows_and_the_continuation_brings_the
 
 async def test_what_is_aborted_in_the_queue_has_no_rows(engine: SGLangTokenProvider) -> None:
     """The next request asks for them all."""
-    running = [asyncio.create_task(engine.generate(request(PROMPT, 0, 900))) for _ in range(SLOTS + 1)]
+    running = [asyncio.create_task(engine.generate(request(PROMPT, 0, LONG))) for _ in range(SLOTS + 1)]
     async with asyncio.timeout(60):
         while (await engine.health()).waiting < 1:
             await asyncio.sleep(0.01)
@@ -125,7 +127,7 @@ async def test_an_update_in_place_leaves_the_rows_of_its_request_out(
 ) -> None:
     """The server reads the tokens again under the new weights; the next request has rows of these weights."""
     other, pieces, result = write_mixture(tmp_path / "other", KIND, seed=1), 0, None
-    async for piece in engine.stream(request(PROMPT, 0, 900)):
+    async for piece in engine.stream(request(PROMPT, 0, LONG)):
         pieces += 1
         if pieces == 1:
             await engine.pause(PauseMode.KEEP)

@@ -31,8 +31,9 @@ BUDGET = SERVED_STOP_AFTER + 32
 GREEDY = SamplingParams(BUDGET, temperature=0.0, ignore_eos=True)
 LATE = SERVED_STOP_AFTER - 16
 """Tokens before a joint that lies shortly before the end."""
+EARLY = 20
 TURN, CUTS = 120, 3
-"""Tokens of a turn that the guard leaves alone, and how often it is cut."""
+"""Tokens of a turn that the guard leaves alone, and how often it is cut at most."""
 
 _PROVIDERS = {LaneEngine.SGLANG: SGLangTokenProvider, LaneEngine.VLLM: VLLMTokenProvider}
 
@@ -120,12 +121,12 @@ async def test_the_others_in_the_batch_do_not_change_by_a_token(server: Server, 
 
 async def test_a_continuation_after_an_abort_ends_at_the_same_token(server: Server) -> None:
     """The detector knows what was generated before the joint; as a prompt it would count for nothing."""
-    ids = PROMPT_IDS + looped_ids(LATE)
-    piece = await cut(server, ids, continues=LATE)
-    before = LATE + piece.output_ids.size
+    ids = PROMPT_IDS + looped_ids(EARLY)
+    while (piece := await cut(server, ids, continues=EARLY)).finish_reason is not FinishReason.ABORT:
+        assert piece.finish_reason is FinishReason.REPEAT  # its abort came too late
+    before = EARLY + piece.output_ids.size
     rest = await ask(server, ids + piece.output_ids.tolist(), continues=before)
 
-    assert piece.finish_reason is FinishReason.ABORT
     assert (rest.finish_reason, before + rest.output_ids.size) == (FinishReason.REPEAT, SERVED_STOP_AFTER)
 
 
@@ -137,9 +138,12 @@ async def test_a_turn_that_is_cut_and_goes_on_is_the_uninterrupted_one(server: S
         send = cut if len(output.segments) < CUTS else ask
         request = output.next_request(as_ids(PROMPT_IDS), params, request_id="")
         result = await send(server, request.input_ids.tolist(), request.params, continues=request.continues)
+        if not output.segments and result.finish_reason is FinishReason.LENGTH:
+            continue  # its abort came too late
         output = output.join(result).end_as_whole(params, endings)
 
-    assert [each.finish_reason for each in output.segments] == [FinishReason.ABORT] * CUTS + [FinishReason.LENGTH]
+    *cuts, last = [each.finish_reason for each in output.segments]
+    assert ({*cuts}, last) == ({FinishReason.ABORT}, FinishReason.LENGTH)
     assert output.ids.tolist() == looped_ids(TURN)
 
 

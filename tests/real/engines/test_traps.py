@@ -29,7 +29,8 @@ from tests.real_engines import SLOTS
 
 DEADLINE_S = 300
 SHORT = SamplingParams(max_new_tokens=4, temperature=0.0, ignore_eos=True)
-LONG = replace(SHORT, max_new_tokens=400, temperature=1.0)
+LONG = replace(SHORT, max_new_tokens=3000, temperature=1.0)
+"""Ends when it is aborted, however late that comes."""
 
 
 @pytest.fixture(scope="session", name="tokenizer")
@@ -76,6 +77,25 @@ async def generates(provider: TokenProvider, prompt: TokenIds, params: SamplingP
         return await provider.generate(GenerationRequest(prompt, params, request_id=uuid4().hex))
 
 
+async def begun(
+    provider: TokenProvider, prompt: TokenIds, params: SamplingParams, request_id: str
+) -> asyncio.Task[GenerationResult]:
+    """A generation whose first tokens have come."""
+    has_begun = asyncio.Event()
+
+    async def generate() -> GenerationResult:
+        async for piece in provider.stream(GenerationRequest(prompt, params, request_id)):
+            has_begun.set()
+            if isinstance(piece, GenerationResult):
+                return piece
+        raise AssertionError("a stream ends with a result")
+
+    running = asyncio.create_task(generate())
+    async with asyncio.timeout(DEADLINE_S):
+        await has_begun.wait()
+    return running
+
+
 async def runs(provider: TokenProvider, requests: int) -> None:
     """The engine works on so many requests."""
     async with asyncio.timeout(DEADLINE_S):
@@ -108,13 +128,8 @@ async def test_sglang_aborts_every_id_that_begins_alike(sglang: SGLangTokenProvi
     assert [reply["meta_info"]["finish_reason"]["type"] for reply in replies] == ["abort", "abort"]
 
     stem = uuid4().hex[:-1]
-    first, second = (
-        asyncio.ensure_future(
-            sglang.generate(GenerationRequest(prompt, replace(LONG, max_new_tokens=60), request_id=stem + end))
-        )
-        for end in "0a"
-    )
-    await runs(sglang, 2)
+    first = await begun(sglang, prompt, LONG, stem + "0")
+    second = await begun(sglang, prompt, replace(LONG, max_new_tokens=60), stem + "a")
     assert await sglang.abort(stem + "0") == 1
     assert (await first).finish_reason is FinishReason.ABORT
     assert (await second).finish_reason is FinishReason.LENGTH
@@ -188,8 +203,7 @@ async def test_vllm_says_that_it_aborted_and_goes_on(vllm: VLLMTokenProvider, vl
     assert reply["choices"][0]["finish_reason"] == "abort"
 
     request_id = uuid4().hex
-    ours = asyncio.ensure_future(vllm.generate(GenerationRequest(prompt, LONG, request_id=request_id)))
-    await runs(vllm, 1)
+    ours = await begun(vllm, prompt, LONG, request_id)
     assert await vllm.abort(request_id) == 1
     assert (await ours).finish_reason is FinishReason.ABORT
 
@@ -220,27 +234,25 @@ async def served_order(
 ) -> list[int]:
     """The order in which an engine without a free slot serves requests of the priorities `sent`; `ask` sends one.
 
-    One slot becomes free long before the others, which are taken back once both are served.
+    One slot becomes free once they all wait, the others when they are served.
     """
     served = []
-
-    async def occupy(tokens: int, has_begun: asyncio.Event) -> None:
-        params = replace(LONG, max_new_tokens=tokens)
-        async for _ in provider.stream(GenerationRequest(prompt, params, request_id=uuid4().hex)):
-            has_begun.set()
 
     async def wait_for_a_slot(priority: int) -> None:
         await ask(priority)
         served.append(priority)
 
-    begun = [asyncio.Event() for _ in range(SLOTS)]
+    long = replace(LONG, max_new_tokens=1000)  # all of them fit into the cache
+    first, *others = [await begun(provider, prompt, long, uuid4().hex) for _ in range(SLOTS)]
     async with asyncio.timeout(DEADLINE_S), asyncio.TaskGroup() as tasks:
-        occupying = [tasks.create_task(occupy(60 if slot else 30, event)) for slot, event in enumerate(begun)]
-        for event in begun:
-            await event.wait()
-        await asyncio.gather(*(tasks.create_task(wait_for_a_slot(priority)) for priority in sent))
-        for each in occupying:
-            each.cancel()
+        waiting = [tasks.create_task(wait_for_a_slot(priority)) for priority in sent]
+        while (await provider.health()).waiting < len(sent):
+            await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.wait(waiting)
+    for each in others:
+        each.cancel()
+    await asyncio.wait([first, *others])
     return served
 
 

@@ -6,13 +6,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import pytest_asyncio
 
 from harness.types import Message
 from server_patch.router.app import open_http
 from server_patch.router.gateway import launch
 from tests.builders import user
-from tests.fake_engines.workers import PATIENCE_S, WorkerProcesses, worker_processes
+from tests.fake_engines.workers import PATIENCE_S, WorkerProcess, WorkerProcesses, worker_processes
+from tests.free_ports import free_ports
 from tests.router_process import Router, routing
 from tests.session_servers.store_file import ledger_of, read_file
 
@@ -52,7 +54,8 @@ async def _workers() -> AsyncIterator[WorkerProcesses]:
 
 async def test_a_killed_worker_costs_no_session_that_had_no_turn_there(smg, workers, tmp_path):
     """Control reaches both; one dies with turns in flight; everybody continues, and every token is accounted for."""
-    first, second = [await workers.start(kind, token_delay_s=0.03) for kind in ("sglang", "vllm")]
+    first = await workers.start("sglang", port=free_ports(), token_delay_s=0.03)
+    second = await workers.start("vllm", token_delay_s=0.03)
     async with routing(tmp_path, "--worker-urls", f"{first.url},{second.url}") as router:
         await router.serving(first.url, second.url)
         talks = [await Talk.begin(router) for _ in range(SESSIONS)]
@@ -67,8 +70,11 @@ async def test_a_killed_worker_costs_no_session_that_had_no_turn_there(smg, work
 
         busy = talks[: SESSIONS // 2]
         there = (await router.standing())[first.url]["sessions"]
+        before = await bodies_at(first, second)
         asked = [asyncio.create_task(talk.turn()) for talk in busy]
-        await in_flight(router, len(busy))
+        async with asyncio.timeout(PATIENCE_S):
+            while await bodies_at(first, second) < before + len(busy):
+                await asyncio.sleep(0.02)
         await first.kill()
         broken = Counter(await asyncio.gather(*asked))
         after = [await all_take_a_turn(talks) for _ in range(2)]
@@ -100,12 +106,10 @@ async def all_take_a_turn(talks: list[Talk]) -> Counter[int]:
     return Counter(await asyncio.gather(*(talk.turn() for talk in talks)))
 
 
-async def in_flight(router: Router, count: int) -> None:
-    """Return once that many session requests are at the workers, which have begun to sample."""
-    async with asyncio.timeout(PATIENCE_S):
-        while sum(each["in_flight"] for each in (await router.standing()).values()) < count:
-            await asyncio.sleep(0.02)
-    await asyncio.sleep(0.1)
+async def bodies_at(*workers: WorkerProcess) -> int:
+    """How many bodies have come to them."""
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+        return sum([len((await http.get(f"{each.url}/seen")).json()["bodies"]) for each in workers])
 
 
 async def test_a_running_gateway_is_fronted(smg, workers, tmp_path):

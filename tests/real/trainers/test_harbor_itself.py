@@ -31,10 +31,10 @@ from harness.suite.record.config import Overrides
 from harness.types import Json, as_ids
 from tests.builders import toy_template
 from tests.checkout import ROOT
+from tests.free_ports import free_ports
 from tests.played_suites import play
 from tests.real.trainers.test_trainers_themselves import python_with
 from tests.sandbox_programs import configure_podman, podman_image, require_program
-from tests.system.relay.relayed import free_port
 
 TASKS = ROOT / "scenarios" / "terminal_tasks"
 
@@ -251,7 +251,7 @@ async def test_the_viewer_opens_trials_of_a_run(tmp_path: Path) -> None:
     require_program("bwrap")
     settings = ['agent.sandbox.kind="bwrap"']
     await play(TASKS, tmp_path / "run", Overrides(settings=settings, filter=["metadata.task~s$"]))
-    port = free_port()
+    port = free_ports()
     viewer = await asyncio.create_subprocess_exec(
         harbor, "view", "--jobs", "--no-build", "--port", str(port), tmp_path / "run"
     )

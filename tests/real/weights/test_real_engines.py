@@ -75,7 +75,7 @@ async def _agents(
 
 
 async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: RemoteAgents, tmp_path: Path):
-    """Two updates inside one turn, one between turns, and a sweep for sessions that do not ask again."""
+    """Two updates inside one turn, two around a whole one, and a sweep for sessions that do not ask again."""
     *in_turn, between, _finished = sessions = [await agents.create() for _ in range(5)]
     await asyncio.gather(*(agents.turn(session) for session in sessions))
     endless = await agents.client.create()
@@ -83,6 +83,7 @@ async def test_real_engines_tell_the_truth_about_every_checkpoint(agents: Remote
     await agents.further(without_end)
     asking = await asyncio.gather(*(agents.long_turn(session) for session in in_turn))
     reports = [await agents.update(1)]
+    await agents.turn(between)
     going_on = asyncio.create_task(agents.turn(between))
     await agents.further(*asking, going_on)
     reports.append(await agents.update(2))

@@ -152,9 +152,9 @@ async def test_a_deletion_says_what_became_of_each_session():
 
 async def test_a_server_that_nobody_reaches_leaves_a_hold_in_doubt():
     """And says so: a hold whose answer was lost stands until its time is over."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    ended = await Operator(f"http://127.0.0.1:{port}")("ctl", "pause", "--ttl", "60")
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        ended = await Operator(f"http://127.0.0.1:{deaf.getsockname()[1]}")("ctl", "pause", "--ttl", "60")
 
     assert ended.code == 6
     assert f"the hold {ACCOUNT}" in ended.stderr

@@ -30,6 +30,7 @@ from harness.suite.run.report import RunReport, RunStatus
 from harness.suite.run.runner import SuiteRun
 from harness.types import Json
 from tests.builders import toy_tokenizer, user
+from tests.free_ports import free_ports
 from tests.harness_command import (
     AGENT,
     SCRIPT,
@@ -323,12 +324,11 @@ async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_success
     """
     prompts = [{"metadata": {**prompt["metadata"], "rollout": 9}} for prompt in ENDLESS]
     scenario = write_scenario(tmp_path / "s", prompts=prompts)
-    store = tmp_path / "server.db"
-    async with server(store) as client:
+    store, port = tmp_path / "server.db", free_ports()
+    async with server(store, port=port) as client:
         opened = begin_run(str(scenario), on(client), tmp_path / "run")
         running = asyncio.create_task(run(opened, width=2, deadlines=HASTY))
         await until_they_talk(tmp_path / "run", 2, 3)
-        port = int(client.url.rpartition(":")[2])
     with pytest.raises(SessionServerError):
         await running
     before = read_rollouts(tmp_path / "run" / "run.db")
@@ -350,14 +350,13 @@ async def test_a_server_that_goes_away_ends_the_run_which_goes_on_at_its_success
 async def test_another_model_at_the_same_address_is_refused(tmp_path: Path):
     """Samples of two models would be in one set: a resume at a server that serves something else does not begin."""
     scenario = write_scenario(tmp_path / "s", prompts=ENDLESS)
-    interrupts = Interrupts()
-    async with server() as client:
+    interrupts, port = Interrupts(), free_ports()
+    async with server(port=port) as client:
         opened = begin_run(str(scenario), on(client), tmp_path / "run")
         running = asyncio.create_task(run(opened, interrupts, width=2))
         await until_they_talk(tmp_path / "run", 2, 3)
         interrupts.request()
         await running
-        port = int(client.url.rpartition(":")[2])
     other = ScriptedEngine(toy_tokenizer(), msgspec.convert(SCRIPT, Script), model="another")
     async with serving_with(other, settings=ServerSettings(admin_token=TOKEN, port=port)):
         with pytest.raises((RunError, EngineUnavailable), match="another"):
@@ -374,11 +373,10 @@ async def test_a_rollout_that_two_models_have_served_does_not_count(tmp_path: Pa
     agent = {"profile": "agent.py", "deadline_s": 240.0}
     prompts = [{"metadata": {"turns": 40, "pause_s": 0.1}}]
     scenario = write_scenario(tmp_path / "s", program=patient, agent=agent, prompts=prompts, samples_per_prompt=1)
-    store = tmp_path / "server.db"
-    async with server(store) as client:
+    store, port = tmp_path / "server.db", free_ports()
+    async with server(store, port=port) as client:
         running = asyncio.create_task(run(begin_run(str(scenario), on(client), tmp_path / "run")))
         await until_they_talk(tmp_path / "run", 0)
-        port = int(client.url.rpartition(":")[2])
     other = ScriptedEngine(toy_tokenizer(), msgspec.convert(SCRIPT, Script), model="another")
     async with serving_with(other, store=store, settings=ServerSettings(admin_token=TOKEN, port=port)):
         with pytest.raises(EngineUnavailable, match="another"):

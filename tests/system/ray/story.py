@@ -52,18 +52,23 @@ def setup(folder: Path, tokenizer: str = "model") -> NodeSetup:
 
 
 def agent_of(turns: int, waits_for: str) -> FunctionAgent:
-    """So many turns, all but the first once a file is there; made here: nodes get the function and no module."""
+    """So many turns, all but the first once a file is there; made here: nodes get the function and no module.
 
-    async def run(base_url: str, prompt: str, api_key: str, **_more: Any) -> dict[str, Any]:
+    A file with the session's id in its name appears beside that one before the second call.
+    """
+
+    async def run(base_url: str, prompt: str, api_key: str, session_id: str, **_more: Any) -> dict[str, Any]:
         import httpx
 
         messages: list[dict[str, str]] = [{"role": "user", "content": prompt}]
         headers, statuses, times = {"authorization": f"Bearer {api_key}"}, [], []
         async with httpx.AsyncClient(base_url=base_url, headers=headers, trust_env=False, timeout=120) as client:
             for turn in range(turns):
-                while turn and not Path(waits_for).exists():
+                while turn and waits_for and not Path(waits_for).exists():
                     await asyncio.sleep(0.05)
                 asked = time.time()
+                if turn and waits_for:
+                    Path(f"{waits_for}-{session_id}").touch()
                 answer = await client.post("/chat/completions", json={"messages": messages})
                 times.append((asked, time.time()))
                 statuses.append(answer.status_code)
@@ -75,7 +80,7 @@ def agent_of(turns: int, waits_for: str) -> FunctionAgent:
     return FunctionAgent("talker", run)
 
 
-def tasks(folder: Path, count: int, turns: int = TURNS, waits_for: Path = Path("/")) -> list[AgentTask]:
+def tasks(folder: Path, count: int, turns: int = TURNS, waits_for: Path | str = "") -> list[AgentTask]:
     """That many rollouts."""
     return [
         AgentTask(
@@ -138,7 +143,7 @@ async def shut_for_ever(folder: Path) -> None:
         running = [asyncio.create_task(rollouts.run(task)) for task in tasks(folder, 3, waits_for=folder / "died")]
         await wait_for(rollouts, 3)
         async with paused_rollout(rollouts.session_servers, budget=AbortBudget(hold_ttl_s=TTL_S)):
-            print("shut", *(each.url for each in rollouts.session_servers), flush=True)
+            print("shut", *await gates(rollouts.session_servers), flush=True)
             await asyncio.wait(running)
             await asyncio.sleep(600)
 
@@ -179,7 +184,7 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
         while not (line := await dead.stdout.readline()).startswith(b"shut "):  # logs come before
             assert line, "the controller ended by itself"
     os.killpg(dead.pid, signal.SIGKILL)
-    story["gates_of_the_dead"] = await gates([SessionServerAddress(url, TOKEN) for url in line.decode().split()[1:]])
+    story["gates_of_the_dead"] = line.decode().split()[1:]
     (folder / "died").touch()
     await dead.wait()
     async with RayRollouts(setup(folder)) as rollouts:
@@ -202,6 +207,9 @@ async def play(folder: Path, cluster: Cluster, nodes: list[Any]) -> dict[str, An
         async with paused_rollout(rollouts.session_servers, budget=AbortBudget(drain_s=5, resume_s=5)):
             shut = time.time()
             (folder / "shut").touch()
+            async with asyncio.timeout(60):
+                while len([*folder.glob("shut-*")]) < len(running):
+                    await asyncio.sleep(0.05)
             cluster.remove_node(nodes[0], allow_graceful=False)
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             story["shut"] = [shut, time.time()]

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,13 +28,6 @@ async def relayed(
         session, path = await client.create(), folder / "relay.sock"
         async with open_relay(handle_of(session), path) as relay:
             yield client, session, relay, path
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @asynccontextmanager

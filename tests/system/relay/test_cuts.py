@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from harness.rollouts.relay.outside import open_relay
+from tests.free_ports import free_ports
 from tests.session_servers.served import Client, says, serving
-from tests.system.relay.relayed import free_port, handle_of, inside_process
+from tests.system.relay.relayed import handle_of, inside_process
 
 CUTS = int(os.environ.get("HARNESS_SOAK_CUTS", "20"))
 CUTS_OF_A_LOOP = 4
@@ -103,7 +104,7 @@ async def play_loop(client: Client, folder: Path, seed: int) -> int:
         open_relay(handle_of(session), folder / "relay.sock"),
         cutter(folder, folder / "relay.sock", seed) as (proxy, path),
     ):
-        port = free_port()
+        port = free_ports()
         words = (str(port), f"/sessions/{session.session_id}", session.api_key, str(TURNS))
         async with inside_process(folder, path, port, [sys.executable, "-c", AGENT, *words]) as process:
             _, errors = await asyncio.wait_for(process.communicate(), 120)

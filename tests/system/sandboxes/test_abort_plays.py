@@ -35,7 +35,7 @@ PLAYS = sorted(OUTCOMES) if os.environ.get("HARNESS_SOAK_BOXES") == "all" else [
 def left_of(run: Path) -> list[str]:
     """Processes, mounts and containers that belong to the folder of a run."""
     listing = ("podman", "ps", "--all", "--format", '{{index .Labels "harness.rollout"}}')
-    containers = subprocess.run(listing, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    containers = subprocess.run(listing, capture_output=True, text=True, check=True, timeout=120).stdout.split()
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return [*processes_with(str(run)), *(line for line in (*containers, *mounts) if str(run) in line)]
 

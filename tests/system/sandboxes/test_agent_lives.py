@@ -20,7 +20,7 @@ from harness.samples.rollout import Rollout
 from harness.sessions.ledger import DropReason
 from tests.builders import toy_template
 from tests.checkout import ROOT
-from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, part_of, turns_of
+from tests.conformance.agents.parts import GO, IN_TOOL, INSTRUCTION, TOOLS, part_of, turns_of
 from tests.conformance.agents.staged_engine import StagedEngine
 from tests.session_servers.served import serving_with
 from tests.system.sandboxes.conftest import MakeSpec
@@ -30,7 +30,9 @@ pytestmark = [pytest.mark.agent, pytest.mark.timeout(900), pytest.mark.xdist_gro
 PATIENCE_S = 200
 CALLS = 4
 """Turns of the conversation that the engine has answered when the agent is killed."""
-
+HELD = "let_go"
+WAITS = f"while [ ! -e {HELD} ]; do sleep 0.05; done; cat notes.txt"
+"""The command of its last call before: it makes no other until it is killed."""
 
 AGENTS = {
     "claude_code": "bwrap",
@@ -49,7 +51,9 @@ async def play(name: str, spec_of: MakeSpec, folder: Path) -> Rollout:
     if AGENTS[name] != "none":
         agent = replace(agent, sandbox=spec_of(AGENTS[name]))
     template, session_id = toy_template(), uuid4().hex
-    engine = StagedEngine(part_of(name), template.tokenizer)
+    steps = [*part_of(name).steps]
+    steps[CALLS - 1] = TOOLS[name].call(WAITS)
+    engine = StagedEngine(part_of(name)._replace(steps=steps), template.tokenizer)
     session = {"session_id": session_id}
     task = AgentTask(agent, INSTRUCTION, folder, "organization/model", PATIENCE_S, session, resume_attempts=1)
     async with (
@@ -68,6 +72,7 @@ async def play(name: str, spec_of: MakeSpec, folder: Path) -> Rollout:
         await until(lambda: sum(each.step is not None for each in engine.heard) == CALLS)
         assert manager.signal_agent(session_id, signal.SIGKILL)
         await until(lambda: folder.with_name(f"{folder.name}-life-1").exists() and (folder / IN_TOOL).exists())
+        (folder / HELD).touch()
         (folder / GO).touch()
         return await running
 

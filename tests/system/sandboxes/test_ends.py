@@ -5,6 +5,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -12,12 +13,14 @@ import pytest
 
 from harness.errors import Cause
 from harness.rollouts.control.abort_report import AbortBudget
+from harness.rollouts.manager import SessionManager
 from harness.rollouts.sandboxes.boxed import PREFIX
 from harness.rollouts.sandboxes.bwrap import groups_named
+from tests.sandbox_programs import builds_images
 from tests.small_disk import small_disk
 from tests.system.sandboxes.conftest import boxed_task
 
-MARK = f"agent-of-a-test-{os.getpid()}"
+MARK = f"agent-of-a-test-{os.getpid()}-"
 FORKS = """
 import os, time
 for _ in range(400):
@@ -63,7 +66,7 @@ def boxes_of(manager: int | None = None) -> dict[str, list[str]]:
     ours = f"-{manager or os.getpid()}-"
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if PREFIX in line and ours in line]
     listing = ("podman", "ps", "--all", "--filter", "label=harness.sandbox", "--format", "{{.Names}}")
-    containers = subprocess.run(listing, capture_output=True, text=True, check=False, timeout=30).stdout.split()
+    containers = subprocess.run(listing, capture_output=True, text=True, check=False, timeout=120).stdout.split()
     return {
         "folders": [path.name for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*{ours}*")],
         "cgroups": [group.name for group in groups_named(PREFIX) if ours in group.name],
@@ -82,7 +85,7 @@ def left_of_boxes(manager: int | None = None) -> dict[str, list[str]]:
 def staying(pids: Sequence[str]) -> list[str]:
     """Those of `pids` that do not end by themselves, as the monitor of a removed container does."""
     found = [each for each in psutil.process_iter() if str(each.pid) in pids]
-    return [str(each.pid) for each in psutil.wait_procs(found, timeout=10)[1]]
+    return [str(each.pid) for each in psutil.wait_procs(found, timeout=60)[1]]
 
 
 def processes_with(*marks: str) -> list[str]:
@@ -99,6 +102,10 @@ def processes_with(*marks: str) -> list[str]:
 
 
 BUDGET = AbortBudget(agents_s=0.2, kill_s=4.0)
+OBEYS_S = 30.0
+"""Time for an obedient agent, which takes less of it."""
+DEADLINE_S = 15.0
+"""Also the time that a box and the agent in it may take to start."""
 NOTHING = {"folders": [], "cgroups": [], "mounts": [], "containers": [], "processes": []}
 
 
@@ -126,13 +133,14 @@ async def test_an_agent_that_ends_badly(*, kind, spec_of, run_boxed, script, lim
     [("deadline", OBEDIENT), ("abort", STUBBORN), ("abort", OBEDIENT), ("cancel", STUBBORN)],
     ids=["deadline-obedient", "abort-stubborn", "abort-obedient", "cancel-stubborn"],
 )
-async def test_an_agent_that_is_ended(*, kind, spec_of, manager, tmp_path, script, end):
+async def test_an_agent_that_is_ended(*, kind, spec_of, server, tmp_path, script, end):
     """SIGTERM reaches the agent, SIGKILL what is left, and nothing of it stays."""
     spec, workdir = spec_of(kind), tmp_path / "run" / "1"
-    deadline_s = 4.0 if end == "deadline" else 60.0
+    deadline_s = DEADLINE_S if end == "deadline" else 120.0
     task = boxed_task(spec, f"{script}\n# {MARK}", workdir, deadline_s=deadline_s)
-    running = asyncio.create_task(manager.run(task))
-    async with asyncio.timeout(40):
+    grace_s, budget = (OBEYS_S, replace(BUDGET, kill_s=2 * OBEYS_S)) if script is OBEDIENT else (1.0, BUDGET)
+    async with SessionManager(server.url, grace_s=grace_s) as manager, asyncio.timeout(200):
+        running = asyncio.create_task(manager.run(task))
         while not (workdir / "started").exists():
             assert not running.done(), running.result().outcome
             await asyncio.sleep(0.02)
@@ -141,7 +149,7 @@ async def test_an_agent_that_is_ended(*, kind, spec_of, manager, tmp_path, scrip
             with pytest.raises(asyncio.CancelledError):
                 await running
         elif end == "abort":
-            await manager.abort([running], budget=BUDGET)
+            await manager.abort([running], budget=budget)
             assert running.result().outcome.kind == "drained"
         else:
             assert (await running).outcome.kind == "timed_out"
@@ -165,6 +173,7 @@ async def test_an_agent_that_kills_its_container(spec_of, run_boxed):
     assert left_of_boxes() == NOTHING
 
 
+@builds_images
 async def test_the_user_of_an_image_owns_the_workdir(spec_of, run_boxed):
     """Without a name for it in the sandbox's settings."""
     image = "localhost/harness-test:user"

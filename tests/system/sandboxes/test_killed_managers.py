@@ -6,21 +6,20 @@ import os
 import random
 import subprocess
 import sys
-from dataclasses import asdict
 
 from harness.rollouts.sandboxes.boxed import remove_left
 from tests.system.sandboxes.conftest import KINDS
 from tests.system.sandboxes.test_ends import MARK, NOTHING, STUBBORN, boxes_of, left_of_boxes
 
 KILLS = int(os.environ.get("HARNESS_SOAK_KILLS", "3"))
-GONE_S = 30.0
+START_S = GONE_S = 90.0
 
 
-async def prune() -> dict[str, list[str]]:
-    """What the command removed."""
-    command = (sys.executable, "-m", "harness", "sandboxes", "prune", "--json")
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True, timeout=60)
-    return json.loads(done.stdout)
+async def prune() -> None:
+    """Run the command; it says so of what its processes still hold."""
+    command = (sys.executable, "-m", "harness", "sandboxes", "prune")
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=False, timeout=200)
+    assert done.returncode in (0, 6), done.stderr
 
 
 async def test_killed_managers_leave_nothing_behind_a_prune(spec_of, run_boxed, server, tmp_path):
@@ -34,7 +33,7 @@ async def test_killed_managers_leave_nothing_behind_a_prune(spec_of, run_boxed, 
         script = f"{STUBBORN}\n# {MARK}"
         manager = await asyncio.create_subprocess_exec(*command, script, told, stdout=asyncio.subprocess.PIPE)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(START_S):
                 assert await manager.stdout.readline() == b"ready\n"
                 if kill % 2:
                     await asyncio.sleep(chance.uniform(0, 1.5))
@@ -42,8 +41,8 @@ async def test_killed_managers_leave_nothing_behind_a_prune(spec_of, run_boxed, 
                     assert manager.returncode is None
                     await asyncio.sleep(0.02)
             if kill == 0:
-                assert (await prune())["containers"] == [], "a manager that lives keeps its boxes"
-                boxes = boxes_of(manager.pid)
+                await prune()
+                boxes = boxes_of(manager.pid)  # a manager that lives keeps them
                 assert [len(boxes[each]) for each in ("containers", "cgroups", "folders")] == [1, 1, 2]
         finally:
             manager.kill()
@@ -55,6 +54,5 @@ async def test_killed_managers_leave_nothing_behind_a_prune(spec_of, run_boxed, 
         # tests may remove these meanwhile.
         async with asyncio.timeout(GONE_S):
             while any(boxes_of(manager.pid).values()) or left_of_boxes(manager.pid) != NOTHING:
-                found = await prune() if kill == 0 else asdict(await remove_left())
-                assert found["failures"] == []
+                await (prune() if kill == 0 else remove_left())
                 await asyncio.sleep(0.1)

@@ -23,6 +23,7 @@ import pytest
 from harness.engines.remote.sglang import SGLangTokenProvider
 from tests.builders import toy_tokenizer
 from tests.fake_engines.workers import worker_processes
+from tests.free_ports import free_ports
 from tests.session_servers.served import PATIENCE_S, serving_with
 from tests.session_servers.store_file import ledger_of, read_file
 from tests.system.server.test_crash import server_process
@@ -223,7 +224,7 @@ async def test_an_engine_that_is_killed_ends_no_stream_and_loses_no_token(tmp_pa
     """Killed and started again on its port; the same request gets an answer, and every token is accounted for."""
     store, cut, ended = tmp_path / "sessions.db", 0, 0
     async with worker_processes() as workers:
-        worker = await workers.start(token_delay_s=0.02)
+        worker = await workers.start(port=free_ports(), token_delay_s=0.02)
         engine = SGLangTokenProvider(worker.url, vocab_size=toy_tokenizer().vocab_size)
         async with serving_with(engine, store=store) as client:
             http, session_ids = client.http, []

@@ -198,4 +198,4 @@ async def test_a_lookup_that_was_killed_is_started_again():
         meanwhile, afterwards = await ask(sessions[1]), await ask(sessions[2])
 
     assert (first["id"], meanwhile, afterwards["id"]) == (first["id"], None, first["id"])
-    assert set(psutil.Process().children()) == before
+    assert set(psutil.Process().children()) <= before  # some of another test may have ended

@@ -24,7 +24,7 @@ from harness.viewer.look import look_at
 from harness.viewer.replay import plan_again
 from tests.harness_command import write_scenario
 from tests.played_suites import play
-from tests.sandbox_programs import configure_podman, podman_image, require_program
+from tests.sandbox_programs import builds_images, configure_podman, podman_image, require_program
 
 NAMES = ("build-an-app", "collect-errors", "fix-the-calendar", "stop-the-counter", "sum-sales")
 
@@ -55,7 +55,7 @@ def _built(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         recipe.write_text(f"# {tmp_path}\n" + recipe.read_text().replace("python:3.12-slim", podman_image()))
     yield tasks
     images = [HarborTask.load(task).image("podman") for task in find_tasks(tasks)]
-    subprocess.run(["podman", "rmi", "--force", *images], check=True, capture_output=True, timeout=60)
+    subprocess.run(["podman", "rmi", "--force", *images], check=True, capture_output=True, timeout=200)
 
 
 async def _play(suite: Path, out: Path, kind: str, agent: str | None = None) -> Mapping[str, RolloutRecord]:
@@ -73,6 +73,7 @@ async def test_solutions_get_the_reward_and_nothing_gets_none(tasks: Path, tmp_p
     assert {name: record.reward for name, record in left.items()} == dict.fromkeys(NAMES, 0.0), left
 
 
+@builds_images
 async def test_solutions_get_the_reward_in_containers(built: Path, tmp_path: Path):
     """Their images are built, their workdirs are the images'."""
     solved = await _play(built, tmp_path / "oracle", "podman")
@@ -80,6 +81,7 @@ async def test_solutions_get_the_reward_in_containers(built: Path, tmp_path: Pat
     assert {name: record.reward for name, record in solved.items()} == dict.fromkeys(NAMES, 1.0), solved
 
 
+@builds_images
 async def test_any_user_of_a_container_gets_a_verdict(built: Path, tmp_path: Path):
     """Its verifier has a home that the agent never had. As that user, the solution cannot write to the workdir."""
     task = built / "sum-sales"
@@ -239,6 +241,7 @@ async def test_a_verifier_without_a_verdict_is_no_reward(tmp_path: Path):
     assert {result["task_name"] for result in results} == records.keys()
 
 
+@builds_images
 async def test_a_user_of_an_image_writes_logs_and_a_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Into folders that the harness made, which no other user of this machine can enter."""
     require_program("podman")
@@ -248,7 +251,7 @@ async def test_a_user_of_an_image_writes_logs_and_a_reward(tmp_path: Path, monke
     (task / "environment" / "Dockerfile").write_text(f"FROM {podman_image()}\nCOPY . /app\nUSER 1234:99\n")
     records = await _play(task.parent, tmp_path / "run", "podman")
     image = HarborTask.load(task).image("podman")
-    subprocess.run(["podman", "rmi", "--force", image], check=True, capture_output=True, timeout=60)
+    subprocess.run(["podman", "rmi", "--force", image], check=True, capture_output=True, timeout=200)
 
     assert records["as-a-user"].reward == 1.0, records
     (seen,) = (tmp_path / "run/trials").glob("*/agent/seen")

@@ -23,6 +23,7 @@ from tests.builders import toy_template
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.providers import fake_provider
 from tests.fake_engines.workers import PATIENCE_S, fake_workers, worker_processes
+from tests.free_ports import free_ports
 from tests.session_servers.served import eventually
 from tests.toy_model import write_toy_model
 
@@ -192,7 +193,7 @@ async def test_a_pool_of_two_kinds_stays_what_it_is_when_the_first_worker_leaves
 async def test_a_dead_worker_is_fenced_then_left_and_entered_anew_when_it_is_back():
     """Under the same address: what its predecessor had in its cache is gone."""
     async with following("sglang") as (listed, fakes), worker_processes() as processes:
-        worker = await processes.start()
+        worker = await processes.start(port=free_ports())
         dead = fakes[0]
         mortal = Listed()
         mortal.found = [*listed.found, _found(worker.url, dead)]

@@ -47,9 +47,9 @@ def workers_of(fakes: list[FakeServer]) -> list[Worker]:
 @asynccontextmanager
 async def nobody() -> AsyncIterator[Worker]:
     """A worker that is dead: nothing listens there."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-    yield Worker(f"http://127.0.0.1:{port}", Engine.SGLANG)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        yield Worker(f"http://127.0.0.1:{deaf.getsockname()[1]}", Engine.SGLANG)
 
 
 @asynccontextmanager

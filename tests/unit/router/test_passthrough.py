@@ -180,15 +180,16 @@ async def test_an_answer_that_breaks_off_is_not_made_whole():
 
 
 async def test_a_gateway_that_is_gone_is_a_502_that_says_so():
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        gone = f"http://127.0.0.1:{held.getsockname()[1]}"
-    async with (
-        open_http() as http,
-        serving_app(Passthrough(http, gone, amend=untouched)) as url,
-        aiohttp.ClientSession() as client,
-        client.post(f"{url}/generate", data=b"{}") as answer,
-    ):
-        error = json.loads(await answer.read())["error"]
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        gone = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        async with (
+            open_http() as http,
+            serving_app(Passthrough(http, gone, amend=untouched)) as url,
+            aiohttp.ClientSession() as client,
+            client.post(f"{url}/generate", data=b"{}") as answer,
+        ):
+            error = json.loads(await answer.read())["error"]
 
     assert (answer.status, error["code"]) == (502, "gateway_unreachable")
     assert gone in error["message"]

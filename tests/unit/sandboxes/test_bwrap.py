@@ -1,11 +1,14 @@
 """Files of a box of bwrap, which are the workdir's and the mounts', and its cgroup."""
 
 import asyncio
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from harness.errors import SandboxFailed
+from harness.rollouts.sandboxes import bwrap
 from harness.rollouts.sandboxes.boxed import new_name
 from harness.rollouts.sandboxes.bwrap import BwrapSandbox, groups_named
 from harness.rollouts.sandboxes.sandbox import Place
@@ -105,3 +108,13 @@ async def test_a_start_that_is_cancelled_leaves_no_cgroup(tmp_path):
         await starting
     await box.stop()
     assert groups_named(name) == []
+
+
+def test_a_group_that_goes_away_meanwhile_breaks_no_search(monkeypatch):
+    """Of a process that has ended and that its parent has not awaited, the kernel lists some folders and reads none."""
+    with subprocess.Popen(("true",)) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(OSError, match="Invalid argument"):
+            [*Path(f"/proc/{ended.pid}/net").iterdir()]
+        monkeypatch.setattr(bwrap, "ROOT", Path(f"/proc/{ended.pid}"))
+        assert groups_named("harness-box-") == []

@@ -7,6 +7,7 @@ import pytest
 
 from harness.errors import CannotListen
 from harness.server.telemetry.metrics import FigureGauges
+from tests.free_ports import free_ports
 
 
 def test_the_page_has_the_last_figures():
@@ -23,8 +24,9 @@ def test_the_page_has_the_last_figures():
 def test_it_ends_with_its_block_and_leaves_nothing():
     """Neither a thread nor a port that is taken."""
     before = set(threading.enumerate())
-    with FigureGauges(0) as gauges:
-        port = gauges.port
+    port = free_ports()
+    with FigureGauges(port):
+        pass
     assert set(threading.enumerate()) <= before
     with FigureGauges(port) as again:
         assert again.port == port

@@ -15,6 +15,7 @@ from harness.server.settings import ServerSettings
 from harness.viewer.live.live_page import RunningPage, serve_live
 from tests.browser import HOSTILE, PATIENCE_S, Sight, looking_at
 from tests.builders import user
+from tests.free_ports import free_ports
 from tests.session_servers.served import Client, eventually, says, serving
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.xdist_group("browser")]
@@ -183,8 +184,9 @@ async def test_a_pause_is_a_band_while_it_lasts_and_when_it_is_over(browser: Bro
 
 async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, tmp_path: Path):
     """What was seen stays; what it has when it is back is shown, and what it has no more is marked."""
+    settings = ServerSettings(admin_token=TOKEN, port=free_ports())
     async with AsyncExitStack() as stack:
-        async with serving(*says("One."), store=tmp_path / "run.db", settings=SETTINGS) as client:
+        async with serving(*says("One."), store=tmp_path / "run.db", settings=settings) as client:
             page = await stack.enter_async_context(live(client))
             kept, deleted = [await client.create() for _ in range(2)]
             await client.say(deleted, [user("Begin.")])
@@ -194,10 +196,8 @@ async def test_a_server_that_goes_away_and_comes_back_is_said(browser: Browser, 
             await sight.until("conversation", "One.")
             await client.http.delete(f"/sessions/{deleted.session_id}")
             await sight.until("why", "no longer on the server: as last seen")
-            port = int(client.url.rpartition(":")[2])
         await sight.until("standing", "the server does not answer")
         assert "One." in await sight.text("conversation")
-        settings = ServerSettings(admin_token=TOKEN, port=port)
         async with serving(*says("One."), store=tmp_path / "run.db", settings=settings) as client:
             await client.create()
             await until_texts(sight, "#sessions .session", 3)

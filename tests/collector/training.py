@@ -21,7 +21,7 @@ from harness.server.settings import ServerSettings
 from harness.server.store.base import SessionStore
 from harness.server.store.memory import MemoryStore
 from harness.training.collector.groups import RolloutIndex
-from harness.training.collector.session_source import SessionSource
+from harness.training.collector.rollout_source import SessionSource
 from harness.types import Json
 from tests.builders import toy_template
 

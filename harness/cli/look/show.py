@@ -67,8 +67,8 @@ def show(
     Examples: `harness show runs/DIR`, `harness show runs/DIR 3 --turn 2 --tokens`, `harness show --server URL 5f0c`
     """
     from harness.viewer import terminal
-    from harness.viewer.damaged_run import say_missing
     from harness.viewer.look import open_tokenizer
+    from harness.viewer.run_view import say_missing
     from harness.viewer.session_view import unknown_ids
 
     session = session if server is None else _behind_server(where, session)

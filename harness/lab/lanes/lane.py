@@ -18,7 +18,7 @@ from harness.lab.lanes.environment import Requirements, Say, lanes_directory, ow
 from harness.lab.lanes.overlay import own_import_path, write_overlay
 from harness.lab.lanes.spec import LaneEngine, LaneSpec
 from harness.lab.lanes.state import Lane, new_folder, read_lanes
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 from harness.machine.process_group import ProcessName, end_group, members, reap, spawn_held
 from harness.machine.watchdog import Watchdog
 

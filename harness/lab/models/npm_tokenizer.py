@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine.cache import FetchPhase, FetchProgress, cache_directory, install, silent, staging
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 
 FILES = ("tokenizer.json", "tokenizer_config.json")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.lab.models.chat_templates import find_template
 from harness.machine.cache import cache_directory, install, staging
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 
 SMALL_TOKENIZER = "small-tokenizer"
 

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.errors import RunError
-from harness.machine.disk import disk_failures, sync
-from harness.machine.locks import try_lock
+from harness.machine.disk import disk_failures, sync, try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig
 from harness.types import Json, Sample

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import aiohttp
 
 from server_patch.background import running
-from server_patch.router.workers import answer_of
+from server_patch.router.fan_out import answer_of
 
 log = logging.getLogger(f"harness.{__name__}")
 

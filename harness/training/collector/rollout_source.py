@@ -1,7 +1,8 @@
 """Rollout source: the seam between a collector and prompts, agents and rewards.
 
 A source knows no groups, budgets or attempts. Ending its rollouts is bounded: the source gets its time, then tasks are
-cancelled, then a task that ignores that is left behind and logged.
+cancelled, then a task that ignores that is left behind and logged. `SessionSource` plays the caller's tasks with a
+`SessionManager`. It knows the session of each rollout, so ending rollouts ends no other sessions.
 """
 
 import asyncio

@@ -26,7 +26,7 @@ from harness.engines.huggingface import HuggingFaceTokenProvider
 from harness.lab.models import resolve_model
 from harness.types import GenerationDelta, GenerationRequest, SamplingParams, TokenIds, as_ids
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
-from server_patch.repeat_terminate.batched import BatchedRepeatDetector
+from server_patch.repeat_terminate.huggingface import BatchedRepeatDetector
 
 BATCHES = (1, 32, 256)
 DECODE_STEPS = {1: 64, 32: 24, 256: 8}

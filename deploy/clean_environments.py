@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from harness._version import __version__
 from harness.cli.installation.probes import DISTRIBUTION, EXTRAS
-from harness.machine.uv import find_uv
+from harness.machine.program import find_uv
 
 PYTHONS = ("3.11", "3.12", "3.13")
 MEGABYTE = 1e6

@@ -7,8 +7,7 @@ from typing import Any
 from pages import ROOT
 from typer.main import get_command
 
-from harness.cli.log_options import LOG_OPTIONS
-from harness.cli.main import app
+from harness.cli.main import LOG_OPTIONS, app
 
 PAGE = ROOT / "docs/cli.md"
 MARK = "<!-- From here on this page is written by `make reference`. -->"

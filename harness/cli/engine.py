@@ -1,18 +1,20 @@
-"""`harness engine`: inference servers on this machine, started and stopped by name."""
+"""`harness engine` and `sandboxes`: inference servers on this machine, and sandboxes that killed managers left."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import options, output
 from harness.cli.installation.doctor import EngineModel, examine_engine
+from harness.suite.exits import ExitCode
 
 if TYPE_CHECKING:
     from harness.lab.lanes import Lane
 
-app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
+engine_app = typer.Typer(help="Start, end and examine SGLang, vLLM and local servers.", no_args_is_help=True)
 
 _Engine = Annotated[str, typer.Argument(help="`sglang`, `vllm` or `local`.")]
 _Arguments = Annotated[
@@ -28,7 +30,7 @@ _Env = Annotated[
 _Target = Annotated[str | None, typer.Argument(help="Name, address or engine; not needed if only one lane is up.")]
 
 
-@app.command("up")
+@engine_app.command("up")
 def up(
     engine: _Engine,
     arguments: _Arguments = None,
@@ -65,7 +67,7 @@ def up(
     output.print_result(lane.to_json(), lane.url, as_json=as_json)
 
 
-@app.command("down")
+@engine_app.command("down")
 def down(
     target: _Target = None,
     *,
@@ -85,7 +87,7 @@ def down(
     output.print_result({"ended": ended}, said, as_json=as_json)
 
 
-@app.command("list")
+@engine_app.command("list")
 def list_lanes(as_json: options.Json = False) -> None:
     """List the running servers."""
     from harness.lab.lanes import find_lanes
@@ -99,7 +101,7 @@ def list_lanes(as_json: options.Json = False) -> None:
     output.print_result([lane.to_json() for lane in lanes], "\n".join(lines) or "no lane is up", as_json=as_json)
 
 
-@app.command("doctor")
+@engine_app.command("doctor")
 def doctor(
     url: Annotated[str, typer.Argument(help="Address of an SGLang or vLLM server.")],
     *,
@@ -125,3 +127,28 @@ def _choose(lanes: Sequence["Lane"], target: str | None, *, every: bool) -> Sequ
     if len(kept) > 1:
         raise typer.BadParameter(f"several lanes are up: name one of {', '.join(lane.name for lane in kept)}, or --all")
     return kept
+
+
+sandboxes_app = typer.Typer(no_args_is_help=True, help="Remove sandboxes of agents from this machine.")
+
+
+@sandboxes_app.callback()
+def _group() -> None:
+    """Keep `prune` a subcommand, although it is the only one."""
+
+
+@sandboxes_app.command("prune")
+def prune(*, as_json: options.Json = False) -> None:
+    """Remove the containers, cgroups and folders of sandboxes whose harness was killed.
+
+    Sandboxes of a running harness stay, also on another machine or container. The exit code is 6 if something
+    could not be removed.
+    """
+    from harness.rollouts.sandboxes.boxed import remove_left
+
+    found = asdict(asyncio.run(remove_left()))
+    names = {"containers": "container", "cgroups": "cgroup", "folders": "folder", "failures": "failed"}
+    lines = [f"{names[kind]:9}  {each}" for kind, items in found.items() for each in items]
+    output.print_result(found, "\n".join(lines or ["no sandboxes are left behind"]), as_json=as_json)
+    if found["failures"]:
+        raise typer.Exit(ExitCode.INFRASTRUCTURE)

@@ -1,30 +1,99 @@
-"""The `harness` command: its subcommands, and how they exit.
+"""The `harness` command: its subcommands, their log options, and how they exit.
 
 Only typer is imported before the command is known, so `--help` answers at once; each subcommand imports what it needs.
 Results go to standard output, everything else to standard error. An error is one line with a next step;
-`HARNESS_DEBUG=1` shows where it was raised.
+`HARNESS_DEBUG=1` shows where it was raised. The log is neither: `-v`, `-q` and `--log-level` choose its level.
 """
 
+import functools
+import inspect
 import os
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from harness._version import __version__
-from harness.cli import agent, demo, engine, init, model, output, scenario, verify
+from harness.cli import demo, engine, output, shipped, verify
 from harness.cli.installation import doctor
-from harness.cli.log_options import add_log_options
-from harness.cli.look import audit, diff, replay, report, show, view
-from harness.cli.operate import ctl, sandboxes, sessions
+from harness.cli.look import reports, show
+from harness.cli.operate import ctl, sessions
 from harness.cli.runs import exec as exec_
 from harness.cli.runs import fork, run, train
 from harness.cli.servers import router, serve
 from harness.errors import HarnessError
 from harness.suite.exits import ExitCode, exit_code_of
+
+_PANEL = "Log, on standard error"
+_SERVERS = frozenset({"serve", "router"})
+"""Commands that log from `info` on, since they report on other programs' work."""
+_QUIETER = {"info": "error", "error": "critical"}
+
+Level = Literal["debug", "info", "warning", "error", "critical"]
+
+_Verbose = Annotated[
+    int,
+    typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more: -v, -vv.", rich_help_panel=_PANEL),
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Log less.", rich_help_panel=_PANEL)]
+_LogLevel = Annotated[
+    Level | None,
+    typer.Option(
+        "--log-level",
+        envvar="HARNESS_LOG_LEVEL",
+        help="Lowest level to log; -v and -q take precedence.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+LOG_OPTIONS = frozenset({"verbose", "quiet", "log_level"})
+
+
+def choose_level(usual: Level, *, verbose: int, quiet: bool, log_level: Level | None) -> str:
+    """Return the level of a command whose default is `usual`. Raises `typer.BadParameter`."""
+    if verbose and quiet:
+        raise typer.BadParameter("expected -v or -q, got both")
+    if verbose:
+        return "debug" if verbose > 1 or usual == "info" else "info"
+    if quiet:
+        return _QUIETER[usual]
+    return log_level or usual
+
+
+def add_log_options(app: typer.Typer) -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        command.callback = _takes_log_options(command.callback, "info" if command.name in _SERVERS else "error")
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        add_log_options(group.typer_instance)
+
+
+def _takes_log_options(command: Callable[..., Any], usual: Level) -> Callable[..., Any]:
+
+    @functools.wraps(command)
+    def run_command(*, verbose: int, quiet: bool, log_level: Level | None, **options: Any) -> Any:
+        from harness.server.telemetry.logging import configure_logging
+
+        configure_logging(choose_level(usual, verbose=verbose, quiet=quiet, log_level=log_level))
+        return command(**options)
+
+    own = inspect.signature(command)
+    ours = (("verbose", 0, _Verbose), ("quiet", False, _Quiet), ("log_level", None, _LogLevel))
+    parameters = [
+        *own.parameters.values(),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, default, annotation in ours
+        ),
+    ]
+    run_command.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # which typer reads
+    run_command.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run_command
+
 
 _COMPLETE = "_HARNESS_COMPLETE"
 """Variable that makes typer answer a shell's completion script, which calls `harness` and so fits later versions."""
@@ -50,26 +119,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
-    "Begin": {"demo": demo.demo, "init": init.init, "doctor": doctor.doctor, "completion": _completion},
+    "Begin": {"demo": demo.demo, "init": demo.init, "doctor": doctor.doctor, "completion": _completion},
     "Run": {"run": run.run, "resume": fork.resume, "train": train.train, "exec": exec_.execute, "env": exec_.env},
     "Look": {
         "show": show.show,
-        "open": view.open_last,
-        "view": view.view,
-        "report": report.report,
-        "diff": diff.diff,
-        "replay": replay.replay,
-        "audit": audit.audit,
+        "open": show.open_last,
+        "view": show.view,
+        "report": reports.report,
+        "diff": reports.diff,
+        "replay": fork.replay,
+        "audit": reports.audit,
         "fork": fork.fork,
         "values": fork.values,
     },
     "Serve": {"serve": serve.serve, "router": router.router, "ctl": ctl.app, "sessions": sessions.app},
     "Prepare and check": {
-        "scenario": scenario.app,
-        "agent": agent.app,
-        "model": model.app,
-        "engine": engine.app,
-        "sandboxes": sandboxes.app,
+        "scenario": shipped.scenario_app,
+        "agent": shipped.agent_app,
+        "model": shipped.model_app,
+        "engine": engine.engine_app,
+        "sandboxes": engine.sandboxes_app,
         "verify": verify.app,
     },
 }

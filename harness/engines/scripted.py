@@ -40,8 +40,7 @@ from harness.errors import EngineConnectionLost, EngineRejected, EngineUnavailab
 from harness.machine.deadlines import await_any, within
 from harness.samples.versions import known_version, require_settled
 from harness.token_rows import RaggedRows, RoutedExperts, RowValues, TokenRows
-from harness.tokens.alignment import Spelled
-from harness.tokens.incremental import StopStrings
+from harness.tokens.incremental import Spelled, StopStrings
 from harness.tokens.tokenizer import Tokenizer
 from harness.top_logprobs import TopLogprobs
 from harness.types import (

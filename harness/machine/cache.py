@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ModelError
-from harness.machine.disk import sync
-from harness.machine.locks import hold_lock_async
+from harness.machine.disk import hold_lock_async, sync
 
 MANIFEST = "manifest.json"
 

@@ -1,18 +1,23 @@
-"""Programs run to their end, such as installers. None outlives the process that waits for it."""
+"""Programs run to their end, such as uv and pip. None outlives the process that waits for it.
+
+They get an allowlist of environment variables: building a package runs its code, so installers get no token of ours.
+"""
 
 import asyncio
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, NamedTuple
 
-from harness.errors import LaneError
+from harness.errors import HarnessError, LaneError
 from harness.machine.deadlines import to_the_end, within
 from harness.machine.group_reaper import signal_group
-from harness.machine.inherited_variables import for_installers
 from harness.machine.process_group import reap
 from harness.machine.watchdog import Watchdog
 
@@ -83,3 +88,75 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 def _text_of(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+_TAIL_LINES = 25
+
+
+def find_uv() -> str:
+    """Return uv's program: its package's, or the one on PATH. Raises `LaneError`."""
+    if find_spec("uv") is not None:
+        import uv
+
+        with suppress(FileNotFoundError):  # a package without its program
+            return uv.find_uv_bin()
+    program = shutil.which("uv")
+    if program is None:
+        raise LaneError("expected uv, which builds environments, found none: pip install 'session-harness[run]'")
+    return program
+
+
+def pip_command() -> list[str]:
+    """Return a pip command for this interpreter: its own, or uv's."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    return [find_uv(), "tool", "run", "--quiet", "--python", sys.executable, "pip"]
+
+
+async def run_uv(*arguments: str, deadline_s: float | None, failure: type[HarnessError] = LaneError) -> str:
+    """Return uv's output, stripped. Raises `failure`, or `LaneError` for a timeout."""
+    return _require_success(arguments, await run(find_uv(), *arguments, deadline_s=deadline_s), failure)
+
+
+async def try_uv(*arguments: str, deadline_s: float) -> Ended:
+    return await run(find_uv(), *arguments, deadline_s=deadline_s)
+
+
+def _require_success(arguments: tuple[str, ...], ended: Ended, failure: type[HarnessError]) -> str:
+    if ended.code:
+        tail = "\n".join(ended.messages.splitlines()[-_TAIL_LINES:])
+        raise failure(
+            f"`uv {' '.join(arguments)}` failed with exit code {ended.code}; mend what it names and try again:\n{tail}"
+        )
+    return ended.output.strip()
+
+
+_PROGRAM_NAMES = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
+    }
+)
+_INSTALLER_NAMES = frozenset(
+    {
+        *("NO_PROXY", "no_proxy", "NETRC", "SSH_AUTH_SOCK", "SSL_CLIENT_CERT", "NIX_SSL_CERT_FILE"),
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"),
+        *("PKG_CONFIG_PATH", "XDG_BIN_HOME", "XDG_CONFIG_DIRS"),
+    }
+)
+_INSTALLER_PREFIXES = ("UV_", "PIP_", "npm_config_", "NPM_CONFIG_", "GIT_", "CARGO_", "RUSTUP_", "CMAKE_", "PYENV_")
+
+
+def for_programs(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name in _PROGRAM_NAMES or name.startswith("LC_")}
+
+
+def for_installers(environ: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables for installers, without `VIRTUAL_ENV`."""
+    return for_programs(environ) | {
+        name: value
+        for name, value in environ.items()
+        if name in _INSTALLER_NAMES or name.startswith(_INSTALLER_PREFIXES)
+    }

@@ -15,8 +15,8 @@ from msgspec import structs
 from harness.errors import EngineReplyInvalid, MalformedRequest
 from harness.sessions.session import Session
 from harness.sessions.weights.scoring import scored_branches, without_in_flight
-from harness.tokens.alignment import REPLACEMENT, Chunk, Spelled, align
 from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.tokens.incremental import REPLACEMENT, Chunk, Spelled, align
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Logprobs, Message, PromptLogprobs, TeacherScores, TokenIds, Turn, as_ids, as_logprobs
 

@@ -67,14 +67,14 @@ class Exchange:
         return " ".join(roles) + (" with tools" if self.tools else "")
 
 
-def exchanges(texts: Sequence[str] = TEXTS) -> Iterator[Exchange]:
-    """Yield exchanges for all role sequences with up to two earlier rounds, cycling through `texts`."""
+def exchanges() -> Iterator[Exchange]:
+    """Yield exchanges for all role sequences with up to two earlier rounds, cycling through `TEXTS`."""
     for number, (lead, history, last, (sampled, following)) in enumerate(product(_LEADS, _HISTORIES, _LAST, _STEPS)):
         roles = (*lead, *history, *last, sampled, *following)
         calls = any("call" in role for role in roles)
         for has_tools in (True,) if calls else (False, True):
             yield exchange(
-                roles, len(following), [texts[(number + i) % len(texts)] for i in range(len(roles))], has_tools
+                roles, len(following), [TEXTS[(number + i) % len(TEXTS)] for i in range(len(roles))], has_tools
             )
 
 

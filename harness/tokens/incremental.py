@@ -1,10 +1,14 @@
-"""Text that appears token by token, and the stop strings in it."""
+"""Text that appears token by token, the stop strings in it, and the alignment of two tokenizations of one text."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from harness.tokens.tokenizer import Tokenizer
 
 _LONGEST_WINDOW = 16  # ids; then it is cut back
 _SHORTEST_WINDOW = 8  # ids: a pending character and context, because sub-word decoders look to their left
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _LONGEST_CHARACTER = 4  # bytes
 
 
@@ -38,7 +42,7 @@ class IncrementalDecoder:
         self._window.extend(ids)
         text = self._decode(self._window)
         # The bytes of an incomplete character at the end decode to one replacement character.
-        end = max(self._given, len(text) - text.endswith(_REPLACEMENT))
+        end = max(self._given, len(text) - text.endswith(REPLACEMENT))
         new = text[self._given : end]
         self._given, self._is_cut = end, end < len(text)
         if len(self._window) >= _LONGEST_WINDOW:
@@ -86,7 +90,7 @@ class StopStrings:
         if len(self._character) < _LONGEST_CHARACTER:
             self._character.append(token_id)
         text = self._decode(self._character)
-        if _REPLACEMENT in text:
+        if REPLACEMENT in text:
             return None
         self._character = []
         self._in_run, found = self._search(self._tail if self._in_run is None else self._in_run, text)
@@ -97,3 +101,55 @@ class StopStrings:
         places = {stop: text.find(stop, max(0, len(before) - len(stop) + 1)) for stop in self._stop}
         found = [stop for stop in self._stop if places[stop] >= 0]
         return text[-self._tail_length :], min(found, key=places.__getitem__) if found else None
+
+
+class Spelled(NamedTuple):
+    ids: Sequence[int]
+    text: str
+    """See `Tokenizer.decode`."""
+    ends: Sequence[int | None]
+    """Characters up to the end of each id; None inside a character."""
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ids: Sequence[int]) -> "Spelled":
+        decoder = IncrementalDecoder(tokenizer.decode, tokenizer.byte_ids)
+        texts: list[str] = []
+        ends: list[int | None] = []
+        size = 0
+        for token_id in ids:
+            texts.append(decoder.push([token_id]))
+            size += len(texts[-1])
+            ends.append(None if decoder.is_waiting else size)
+        text = "".join([*texts, decoder.end()])
+        return cls(ids, text, [*ends[:-1], len(text)] if ends else [])
+
+
+class Chunk(NamedTuple):
+    """Ids that spell the same characters."""
+
+    own: slice
+    other: slice
+    text: str
+
+
+def align(own: Spelled, other: Spelled) -> list[Chunk]:
+    """Return the smallest chunks, which cover both; none for different texts."""
+    if own.text != other.text or not own.ids or not other.ids:
+        return []
+    reached, reached_too = _first_at(own.ends), _first_at(other.ends)
+    shared = sorted(reached.keys() & reached_too.keys() - {0, len(own.text)})
+    marks = [(0, 0, 0), *((reached[at], reached_too[at], at) for at in shared)]
+    marks.append((len(own.ids), len(other.ids), len(own.text)))
+    return [
+        Chunk(slice(start, stop), slice(start_too, stop_too), own.text[begin:end])
+        for (start, start_too, begin), (stop, stop_too, end) in pairwise(marks)
+    ]
+
+
+def _first_at(ends: Iterable[int | None]) -> dict[int, int]:
+    """Return the fewest ids up to each character boundary."""
+    found: dict[int, int] = {}
+    for count, end in enumerate(ends, start=1):
+        if end is not None:
+            found.setdefault(end, count)
+    return found

@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from harness.training.collector.record.step_table import StepTable as StepTable
     from harness.training.collector.record.step_table import read_step as read_step
     from harness.training.collector.rollout_source import RolloutSource as RolloutSource
+    from harness.training.collector.rollout_source import SessionSource as SessionSource
     from harness.training.collector.sampling_scale import OffScale as OffScale
     from harness.training.collector.segment_maker import SegmentMaker as SegmentMaker
     from harness.training.collector.segment_maker import Stale as Stale
-    from harness.training.collector.session_source import SessionSource as SessionSource
     from harness.training.collector.step_outcome import CollectedGroup as CollectedGroup
     from harness.training.collector.step_outcome import TrainedStep as TrainedStep
     from harness.training.collector.step_rules import OnFailure as OnFailure
@@ -56,12 +56,12 @@ if TYPE_CHECKING:
     from harness.training.collector.step_rules import StepBudget as StepBudget
     from harness.training.collector.step_rules import StepRules as StepRules
     from harness.training.learner.learner import Learner as Learner
+    from harness.training.learner.learner import LossKind as LossKind
+    from harness.training.learner.learner import LossSettings as LossSettings
     from harness.training.learner.learner import LossSums as LossSums
+    from harness.training.learner.learner import OptimizerSettings as OptimizerSettings
+    from harness.training.learner.learner import ScriptedLearner as ScriptedLearner
     from harness.training.learner.learner import StepReport as StepReport
-    from harness.training.learner.scripted import ScriptedLearner as ScriptedLearner
-    from harness.training.learner.settings import LossKind as LossKind
-    from harness.training.learner.settings import LossSettings as LossSettings
-    from harness.training.learner.settings import OptimizerSettings as OptimizerSettings
     from harness.training.learner.torch_learner import TorchLearner as TorchLearner
     from harness.training.step_stores import StepStore as StepStore
     from harness.training.step_stores import report_steps as report_steps
@@ -74,22 +74,19 @@ _NAMES: Mapping[str, str] = {
     "samples.packs": "Pack PackStream",
     "training.collector.pipeline": "StepPipeline Normalizer",
     "training.collector.step_rules": "StepRules StepBudget Order OnFailure Partial",
-    "training.collector.session_source": "SessionSource",
     "training.collector.groups": "RolloutIndex GroupIndex ScoredRollout drop_zero_variance standardize take_rewards",
     "training.collector.segment_maker": "SegmentMaker Stale",
     "training.collector.step_outcome": "TrainedStep CollectedGroup",
     "training.collector.collector": "Collector",
-    "training.collector.rollout_source": "RolloutSource",
+    "training.collector.rollout_source": "RolloutSource SessionSource",
     "training.collector.sampling_scale": "OffScale",
     "samples.delivery": "deliver",
     "samples.credit": "rollout_advantages turn_advantages return_to_go_advantages value_advantages",
     "samples.turn_rewards": "RolloutReward reward_turns TurnValue value_turns",
     "training.collector.record.step_table": "StepTable read_step",
     "training.collector.record.step_record": "StepRecord pack_again",
-    "training.learner.learner": "Learner LossSums StepReport",
-    "training.learner.scripted": "ScriptedLearner",
+    "training.learner.learner": "Learner LossSums StepReport ScriptedLearner LossKind LossSettings OptimizerSettings",
     "training.learner.torch_learner": "TorchLearner",
-    "training.learner.settings": "LossKind LossSettings OptimizerSettings",
     "training.step_stores": "report_steps StepStore",
 }
 """Public names, by the module of `harness` that defines them."""

@@ -20,9 +20,8 @@ from harness.errors import RunError
 from harness.suite.judge.groups import CONFIDENCE, FEWEST, t_quantile
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into, open_tokenizer
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.run_view import RunView, SessionLine, say_missing
 from harness.viewer.session_view import SessionView, TurnView
 
 # Tokens shown around the first different one.

@@ -30,9 +30,8 @@ from harness.suite.run.audited import read_audit
 from harness.suite.training.report import TELEMETRY_FILE, read_telemetry
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.live.live_reading import live_line
-from harness.viewer.run_view import Band, RunView, SessionLine, hold_band
+from harness.viewer.run_view import Band, RunView, SessionLine, hold_band, say_missing
 from harness.viewer.session_view import SessionView
 
 _LOG_LINES = 5

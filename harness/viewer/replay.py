@@ -31,9 +31,8 @@ from harness.suite.scenarios.plan import PlannedRollout, open_agent, plan_rollou
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import GenerationRequest, GenerationResult
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at
-from harness.viewer.run_view import SessionLine, end_words
+from harness.viewer.run_view import SessionLine, end_words, say_missing
 
 STORE = "sessions.db"
 """Replayed session, in the replay's folder."""

@@ -23,10 +23,9 @@ from harness.suite.judge.groups import CONFIDENCE, Rewarded, by_prompt, pass_at
 from harness.suite.judge.verdicts import sessions_words
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
 from harness.viewer.problems import find_problems
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.run_view import RunView, SessionLine, say_missing
 from harness.viewer.session_figures import SessionFigures, measure
 
 _MOST_RESULT = 500  # characters

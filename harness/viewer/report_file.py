@@ -19,8 +19,8 @@ from xml.etree import ElementTree as ET
 from harness.errors import RunError
 from harness.machine.disk import begins_with, replacing
 from harness.server.telemetry.printable import printable
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.report import Case, CaseResult, Chart, FigureTable, Report, make_report
+from harness.viewer.run_view import say_missing
 
 _HTML_BEGINNING = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n<title>harness report</title>'
 _MARKDOWN_BEGINNING = "# harness report: "

@@ -1,15 +1,18 @@
 """A run or store as a reader sees it: its end, a line for each session, and families of sessions.
 
-A family is the lives and forks below the session that they inherit from.
+A family is the lives and forks below the session that they inherit from. Damaged parts become sentences, the rest is
+shown: files may be half written, of another version, or crafted, as JSON that is nested thousands deep.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shlex import quote
 from typing import Self
 
-from harness.errors import RunError
+from harness.errors import HarnessError, RunError
 from harness.samples.rollout import ENDED_WELL
 from harness.server.store.rows import StoredLine
 from harness.sessions.hold_times import HoldTime
@@ -17,7 +20,27 @@ from harness.sessions.inheritance import InheritanceEnd
 from harness.sessions.lifecycle import CloseReason, Phase
 from harness.suite.record.rollout_table import RolloutRecord
 from harness.types import Json
-from harness.viewer.damaged_run import require_finite
+
+DAMAGE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError, OSError)
+
+
+@contextmanager
+def say_missing(what: str, missing: list[str]) -> Iterator[None]:
+    """Turn an error of the block into a sentence about `what` in `missing`."""
+    try:
+        yield
+    except HarnessError as error:
+        missing.append(f"{what}: {error.message}")
+    except DAMAGE as error:
+        missing.append(f"{what}: it is damaged ({type(error).__name__}: {error})")
+
+
+def require_finite(number: float) -> float:
+    """Return `number` from a file. Raises `ValueError` or `TypeError` if it is not finite."""
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a time")
+    return number
+
 
 _ENDS = {
     InheritanceEnd.RECORD: "the record has no further answer",

@@ -11,9 +11,8 @@ import msgspec
 from harness.errors import RunError
 from harness.server.telemetry.tracing.spans import SERVICE, TracedSession, TracedSpan, TracedTurn
 from harness.types import Json, TurnSegment, end_of_turn
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.look import look_at, look_into
-from harness.viewer.run_view import SessionLine
+from harness.viewer.run_view import SessionLine, say_missing
 from harness.viewer.session_view import SessionView, TurnView
 
 SPANS_FILE = "traces.jsonl"

@@ -23,10 +23,9 @@ from harness.sessions.ledger import Ledger
 from harness.tokens.tokenizer import Tokenizer
 from harness.turn_ends import TurnStatus
 from harness.types import Json, Message
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.live.live_reading import LiveSessions
 from harness.viewer.problems import find_problems
-from harness.viewer.run_view import SHORT_ID, RunView, SessionLine, inheritance_facts, walk_families
+from harness.viewer.run_view import SHORT_ID, RunView, SessionLine, inheritance_facts, say_missing, walk_families
 from harness.viewer.session_view import MASKED, TRAINED, SessionView, TokenView, TurnView
 
 _P = ParamSpec("_P")

@@ -8,9 +8,8 @@ reasons of watched requests carry `repeat_terminate` 0 or 1; beam search is not 
 from operator import attrgetter
 from typing import Any
 
-from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learning_object_keys, wrap
+from server_patch.repeat_terminate.attach import Guard, NotAttached, attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.signals import MARK, PROBE, SGLANG_MATCHED
-from server_patch.repeat_terminate.watch import Guard
 
 
 def register() -> None:

@@ -7,9 +7,8 @@ matched later, in the API server. Fits vLLM 0.32.
 
 from typing import Any
 
-from server_patch.repeat_terminate.attach import attach_guard, learning_object_keys, wrap
+from server_patch.repeat_terminate.attach import Guard, attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.signals import MARK, probe_answer
-from server_patch.repeat_terminate.watch import Guard
 
 
 def register() -> None:

@@ -21,12 +21,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server_patch.background import running
-from server_patch.router.fan_out import Updates, fan_out, report, status_of
+from server_patch.router.fan_out import Updates, WorkerList, fan_out, report, status_of
 from server_patch.router.gateway import Gateway
-from server_patch.router.guard_signal import amendment
 from server_patch.router.passthrough import Passthrough
 from server_patch.router.verbs import VERBS, Tell, VerbOrder, VerbResult
-from server_patch.router.workers import WorkerList
 
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0  # shorter than any server's, so that no request goes out on a connection that is being closed
@@ -98,7 +96,7 @@ class RouterFront:
         self._to_workers = to_workers or http
         self.workers = WorkerList(http, gateway.url, also, self._to_workers)
         self._gateway = gateway
-        self._pass = Passthrough(http, gateway.url, amend=lambda scope: amendment(scope) if is_guarded() else None)
+        self._pass = Passthrough(http, gateway.url, is_guarded=is_guarded)
         self._updates = Updates()
         self._heard = heard
         self._attend: Attend = _tell_at_once

@@ -19,7 +19,7 @@ from types import MappingProxyType
 import aiohttp
 
 from server_patch.background import running
-from server_patch.router.workers import answer_of
+from server_patch.router.fan_out import answer_of
 
 log = logging.getLogger(f"harness.{__name__}")
 
@@ -32,6 +32,7 @@ LOG_BYTES = 16 << 20
 """Size at which a gateway's log is rotated."""
 _POLL_S = 0.1
 _TAIL_BYTES = 2000
+_START_S = 60.0
 _STOP_S = 10.0
 _PROBE_S = 10.0
 
@@ -103,7 +104,6 @@ async def launch(
     log_file: Path,
     log_bytes: int = LOG_BYTES,
     arguments: Sequence[str] = (),
-    start_timeout_s: float = 60.0,
     env: Mapping[str, str] | None = None,
     keys: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Gateway]:
@@ -121,7 +121,7 @@ async def launch(
             url = f"http://{_LOOPBACK}:{port}"
             child = await stack.enter_async_context(_leashed(command, log_file, log_bytes, env))
             try:
-                await _answers(http, url, child, log_file, start_timeout_s)
+                await _answers(http, url, child, log_file)
                 break
             except GatewayError:
                 if not attempts_left or _PORT_TAKEN not in _tail(log_file, said_before):
@@ -192,17 +192,15 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-async def _answers(
-    http: aiohttp.ClientSession, url: str, child: asyncio.subprocess.Process, log_file: Path, timeout_s: float
-) -> None:
+async def _answers(http: aiohttp.ClientSession, url: str, child: asyncio.subprocess.Process, log_file: Path) -> None:
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(_START_S):
             while await answer_of(http, f"{url}/workers") is None:
                 if child.returncode is not None:
                     raise GatewayError(f"the gateway ended with exit code {child.returncode}: {_tail(log_file)}")
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise GatewayError(f"the gateway did not answer within {timeout_s:g} s: {_tail(log_file)}") from None
+        raise GatewayError(f"the gateway did not answer within {_START_S:g} s: {_tail(log_file)}") from None
 
 
 async def _add(http: aiohttp.ClientSession, url: str, worker: Mapping[str, str]) -> None:

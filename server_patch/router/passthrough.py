@@ -1,24 +1,32 @@
-"""Pass requests to the gateway, and answers back, byte for byte and streamed.
+"""Pass requests to the gateway, and answers back, byte for byte and streamed, but for the repeat guard's signal.
 
 A client that leaves cancels its request in the gateway and engine. Hop-by-hop headers (RFC 9110, 7.6.1) are dropped.
-There is no deadline. Only `amend` changes answers.
+There is no deadline. The signal:
+
+    /v1/chat/completions, /v1/completions
+        one more key: `"harness": {"repeat_terminate_triggered": 1}`
+    these and /generate, with `x-harness-wrapped: 1`
+        `{"response": ..., "harness": {...}}`; a batch has a list of signals
+
+Only routers with a proven guard add it, so 0 means watched and not ended. Streams pass untouched.
 """
 
 import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
 
 import aiohttp
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 from yarl import URL
+
+from server_patch.repeat_terminate.signals import MARK, SGLANG_MATCHED, VLLM_FINISH, signal
 
 log = logging.getLogger(f"harness.{__name__}")
 
 Header = tuple[bytes, bytes]
-
-Amend = Callable[[Scope], Callable[[bytes], bytes] | None]
-"""Function that returns how to amend a whole JSON answer, or None."""
 
 _OF_ONE_CONNECTION = frozenset(
     {
@@ -32,12 +40,12 @@ _ADDED_BY_AIOHTTP = ("accept", "accept-encoding", "content-type", "user-agent")
 
 
 class Passthrough:
-    """Forwarder of HTTP requests to `url`; `http` must not decompress."""
+    """Forwarder of HTTP requests to `url`; `http` must not decompress. Answers have the signal if `is_guarded`."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, *, amend: Amend) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, *, is_guarded: Callable[[], bool]) -> None:
         self._http = http
         self._url = url.rstrip("/")
-        self._amend = amend
+        self._is_guarded = is_guarded
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
@@ -64,7 +72,7 @@ class Passthrough:
                 allow_redirects=False,
             ) as answer:
                 has_begun = True
-                amended = self._amend(scope) if _is_whole_json(answer) else None
+                amended = _amendment(scope) if _is_whole_json(answer) and self._is_guarded() else None
                 await (_pass_back(answer, send) if amended is None else _amend_and_send(answer, amended, send))
         except (aiohttp.ClientError, OSError) as error:
             about = {"path": scope["path"], "error": f"{type(error).__name__} {error}"}
@@ -131,3 +139,60 @@ def _kept(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[tuple[st
 
 def _kept_pairs(headers: Iterable[Header], dropped: frozenset[bytes]) -> list[Header]:
     return [(name, value) for name, value in headers if name.lower() not in dropped]
+
+
+WRAPPED_HEADER = "x-harness-wrapped"
+
+_CHOICES = ("/v1/chat/completions", "/v1/completions")
+_TOKENS = "/generate"
+
+
+def _amendment(scope: Scope) -> Callable[[bytes], bytes] | None:
+    """Return the function that amends a whole answer."""
+    if scope["method"] != "POST" or scope["path"] not in (*_CHOICES, _TOKENS):
+        return None
+    if Headers(scope=scope).get(WRAPPED_HEADER) == "1":
+        return wrapped_bytes
+    return with_signal_bytes if scope["path"] in _CHOICES else None
+
+
+def with_signal_bytes(content: bytes) -> bytes:
+    """Append the signal to an answer with choices, without re-encoding it."""
+    answer = _decoded(content)
+    if not isinstance(answer, dict) or not answer.get("choices"):
+        return content
+    return content.rstrip()[:-1] + b"," + json.dumps(signal(triggered=is_triggered(answer)))[1:].encode()
+
+
+def wrapped_bytes(content: bytes) -> bytes:
+    """Wrap an answer; a batch has a list of signals."""
+    answer = _decoded(content)
+    if isinstance(answer, list):
+        signals: Any = [signal(triggered=is_triggered(each))["harness"] for each in answer]
+    elif isinstance(answer, dict):
+        signals = signal(triggered=is_triggered(answer))["harness"]
+    else:
+        return content
+    return b'{"response":' + content + b',"harness":' + json.dumps(signals).encode() + b"}"
+
+
+def is_triggered(answer: Any) -> bool:
+    if not isinstance(answer, dict):
+        return False
+    if isinstance(choices := answer.get("choices"), list):
+        return any(_ended_choice(choice) for choice in choices if isinstance(choice, dict))
+    meta = answer.get("meta_info")
+    finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return isinstance(finish, dict) and bool(finish.get(MARK))
+
+
+def _ended_choice(choice: dict[str, Any]) -> bool:
+    by_vllm = choice.get("finish_reason") == VLLM_FINISH and choice.get("stop_reason") == MARK
+    return by_vllm or choice.get("matched_stop") == SGLANG_MATCHED
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None

@@ -19,7 +19,7 @@ from harness.training.collector.pipeline import StepPipeline
 from harness.training.collector.record.step_table import StepTable
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.training.collector.step_rules import Partial, StepBudget, StepRules
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import ScriptedLearner
 from harness.types import Json
 from tests.collector.training import DEADLINES, playing
 

@@ -23,8 +23,7 @@ from harness.training.collector.record.step_ledger import book_step
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.training.collector.step_outcome import Disposition, PackedStep
 from harness.training.collector.step_rules import Partial, StepBudget, StepRules
-from harness.training.learner.learner import LossSums, StepReport
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import LossSums, ScriptedLearner, StepReport
 from harness.types import Sample
 from tests.builders import sample
 from tests.collector.staged_source import Part, StagedSource

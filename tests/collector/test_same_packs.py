@@ -11,7 +11,7 @@ from harness.training.collector.pipeline import StepPipeline
 from harness.training.collector.record.step_ledger import book_step
 from harness.training.collector.segment_maker import SegmentMaker
 from harness.training.collector.step_rules import StepBudget, StepRules
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import ScriptedLearner
 from tests.builders import toy_tokenizer
 from tests.collector.training import playing
 from tests.toy_model import write_toy_model

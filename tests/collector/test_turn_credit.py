@@ -20,10 +20,10 @@ from harness.training.collector.groups import GroupIndex, RolloutIndex, ScoredRo
 from harness.training.collector.pipeline import StepPipeline
 from harness.training.collector.record.step_ledger import book_rollout
 from harness.training.collector.record.step_record import StepRecord, from_bytes, pack_again, to_bytes
+from harness.training.collector.rollout_source import SessionSource
 from harness.training.collector.segment_maker import SegmentMaker, Stale
-from harness.training.collector.session_source import SessionSource
 from harness.training.collector.step_rules import StepBudget, StepRules
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import ScriptedLearner
 from harness.types import Json, Sample, as_ids, as_logprobs
 from tests.builders import sample
 from tests.collector.training import Field, playing

@@ -20,7 +20,7 @@ from harness.server.serving import RunningServer, serve
 from harness.server.settings import ServerSettings
 from harness.server.store.base import MemoryStore, SessionStore
 from harness.training.collector.groups import RolloutIndex
-from harness.training.collector.session_source import SessionSource
+from harness.training.collector.rollout_source import SessionSource
 from harness.types import Json
 from tests.builders import toy_template
 

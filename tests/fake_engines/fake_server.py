@@ -30,7 +30,7 @@ from harness.types import (
 )
 from server_patch.force_tokens.script import read_script
 from server_patch.repeat_terminate import RepeatTerminateConfig
-from server_patch.repeat_terminate.watch import Guard, Watch
+from server_patch.repeat_terminate.attach import Guard, Watch
 from tests.fake_engines.lies import STATUSES, Lie, Told
 
 UNFIT_WEIGHTS = Path("/weights/that/do/not/fit")

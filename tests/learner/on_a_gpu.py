@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from harness.training import Segment
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.packed_forward import packed_logprobs
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.test_packed_gradients import HIGH, LOW
 from tests.learner.tiny_models import distance, gradient, in_packs, some_segments, tiny_model

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from harness.errors import LearnerError
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import in_packs, some_segments, tiny_model
 

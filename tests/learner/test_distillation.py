@@ -12,8 +12,8 @@ from harness.errors import LearnerError
 from harness.samples.packs import Pack
 from harness.samples.segments import Segment
 from harness.top_logprobs import TopLogprobs
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.losses import distill, reverse_kl
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import tiny_model
 

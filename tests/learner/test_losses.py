@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness.errors import LearnerError
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.losses import TrainedTokens, loss_of
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 
 RATIO_LOSSES = [LossKind.PPO, LossKind.GRPO, LossKind.DECOUPLED_PPO]
 

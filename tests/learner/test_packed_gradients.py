@@ -14,9 +14,9 @@ import torch
 
 from harness.errors import LearnerError
 from harness.training import Segment
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.losses import LOSSES
 from harness.training.learner.packed_forward import packed_logprobs
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import (
     distance,

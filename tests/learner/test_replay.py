@@ -11,9 +11,8 @@ import torch
 from harness.errors import LearnerError
 from harness.token_rows import RowState, SampleRows
 from harness.training import Pack, Segment
-from harness.training.learner.packed_forward import packed_logprobs
-from harness.training.learner.replay import replaying
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
+from harness.training.learner.packed_forward import packed_logprobs, replaying
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import distance, gradient, in_packs, plain_logprobs, tiny_model
 from tests.plain_experts import MIXTURES, experts_of, new_mixture

@@ -15,8 +15,8 @@ import transformers
 
 from harness.errors import LearnerError
 from harness.training import Pack, Segment
+from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.losses import TokenLosses, TrainedTokens, cross_entropy
-from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
 from harness.training.learner.torch_learner import TorchLearner
 from tests.learner.tiny_models import in_packs, some_segments, tiny_model, tiny_qwen3_vl
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.uv import run_uv
+from harness.machine.program import run_uv
 from tests.checkout import ROOT
 from tests.toy_model import write_toy_model
 

@@ -158,7 +158,7 @@ def _examine_loopback() -> list[Finding]:
 
 def _examine_installers() -> list[Finding]:
     """Check uv, for environments of agents and engines, and npm, for agents on Node."""
-    from harness.machine.uv import find_uv
+    from harness.machine.program import find_uv
     from harness.rollouts.agents.install import NODE_VERSION, agents_directory
     from harness.rollouts.agents.profile import Installer
     from harness.rollouts.agents.programs import bundled_agent, bundled_agents, bundled_profile

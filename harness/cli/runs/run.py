@@ -157,7 +157,7 @@ def run(
     otlp = options.require_collector(otlp)
     _refuse_collector(otlp, overrides)
     if dry_run:
-        from harness.cli.runs.dry_run import print_dry_run
+        from harness.cli.runs.summary import print_dry_run
 
         if resume:
             raise RunError("expected --dry-run or --resume, got both: `harness show RUN` has what is left of a run")

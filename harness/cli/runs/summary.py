@@ -1,4 +1,4 @@
-"""Summary of a finished run on a terminal: a dialogue, the table, checks, ledger and paths."""
+"""Words on a terminal about a run: what `--dry-run` would run, and how a finished one ended."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,9 +9,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.cli import output
 from harness.server.telemetry.printable import printable
 from harness.suite.judge.groups import CONFIDENCE
+from harness.suite.record.config import SuiteSelection
 from harness.suite.run.report import RunReport, RunStatus, ScenarioReport
+from harness.suite.scenarios.folder import ScenarioFolder
 from harness.types import Json
 from harness.viewer.look import look_at, look_into
 from harness.viewer.problems import find_problems, next_command
@@ -164,3 +167,54 @@ def _facts(report: RunReport) -> Table:
     facts.add_row("samples", f"{report.samples} in {formats}")
     facts.add_row("run", escape(str(report.directory)))
     return facts
+
+
+def print_dry_run(
+    selection: SuiteSelection, concurrency: int | None, *, as_json: bool, steps: int | None = None
+) -> None:
+    wanted = selection.config.overrides
+    scenarios = [_plan(folder, concurrency, wanted.server, steps) for folder in selection.folders]
+    plan: Json = {"suite": selection.config.suite, "steps": steps, "scenarios": scenarios}
+    output.print_result({"dry_run": plan}, _text(plan), as_json=as_json)
+
+
+def _plan(folder: ScenarioFolder, concurrency: int | None, server: str | None, steps: int | None) -> Json:
+    scenario, prompts = folder.scenario, len(folder.prompts)
+    sessions = folder.session_count
+    if steps is not None and scenario.train is not None:
+        sessions = steps * scenario.train.budget
+    engine = {"server": server} if server else {"name": scenario.engine.name, "model": scenario.engine.model}
+    services = scenario.services.model_dump(mode="json") if scenario.services is not None else {}
+    return {
+        "scenario": folder.name,
+        "sessions": sessions,
+        "prompts": prompts,
+        "samples_per_prompt": scenario.samples_per_prompt,
+        "concurrency": concurrency or scenario.concurrency,
+        "engine": engine | {name: each for name, each in services.items() if each},
+        "agent": scenario.agent.name,
+        "deadline_s": scenario.agent.deadline_s,
+        "limits": scenario.limits.model_dump(exclude_none=True),
+        "is_scored": folder.check is not None or scenario.harbor is not None,
+        "faults": len(scenario.faults),
+    }
+
+
+def _text(plan: Json) -> str:
+    steps = "" if plan["steps"] is None else f", {plan['steps']} steps"
+    lines = [f"would run {plan['suite']}{steps}; nothing was started"]
+    for each in plan["scenarios"]:
+        size = f"{each['sessions']} sessions, {each['prompts']} prompts x {each['samples_per_prompt']} samples"
+        lines += [
+            f"{each['scenario']}: {size}, {each['concurrency']} at a time",
+            f"  engine  {_listed(each['engine'])}",
+            f"  agent   {each['agent']}, {each['deadline_s']:g} s at most",
+            f"  limits  {_listed(each['limits']) or 'none'}",
+            f"  scored  {'yes' if each['is_scored'] else 'no'}",
+        ]
+        lines += [f"  faults  {each['faults']}"] if each["faults"] else []
+    return "\n".join(lines)
+
+
+def _listed(values: Json) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

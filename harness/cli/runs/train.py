@@ -69,7 +69,7 @@ def train(
 
     otlp = options.require_collector(otlp)
     if dry_run:
-        from harness.cli.runs.dry_run import print_dry_run
+        from harness.cli.runs.summary import print_dry_run
 
         if resume:
             raise RunError("expected --dry-run or --resume, got both: `harness show RUN` has what is left of a run")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import server_patch
 from harness.errors import ScenarioError
 from harness.machine.cache import building, cache_directory
-from harness.machine.uv import run_uv
+from harness.machine.program import run_uv
 from server_patch.router.gateway import GatewayKind
 
 _INSTALL_S = 600.0

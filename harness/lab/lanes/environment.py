@@ -16,8 +16,7 @@ from harness.errors import LaneError
 from harness.lab.lanes.commands import server_patch
 from harness.lab.lanes.spec import LaneEngine
 from harness.machine.cache import building, cache_directory, require_space
-from harness.machine.program import run
-from harness.machine.uv import pip_command, run_uv, try_uv
+from harness.machine.program import pip_command, run, run_uv, try_uv
 
 Say = Callable[[str], None]
 

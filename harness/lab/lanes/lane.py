@@ -17,7 +17,7 @@ from harness.errors import LaneError
 from harness.lab.lanes.commands import LOOPBACK, own_import_path, server_command, write_overlay
 from harness.lab.lanes.environment import Requirements, Say, lanes_directory, own_python, provide_python, require_no_gpu
 from harness.lab.lanes.spec import Lane, LaneEngine, LaneSpec, new_folder, read_lanes
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 from harness.machine.process_group import ProcessName, end_group, members, reap, spawn_held
 from harness.machine.watchdog import Watchdog
 

@@ -34,8 +34,8 @@ from harness.machine.cache import (
     storage_error,
     write_manifest,
 )
-from harness.machine.locks import hold_lock
-from harness.machine.uv import pip_command
+from harness.machine.disk import hold_lock
+from harness.machine.program import pip_command
 
 _POLL_S = 0.2
 _CHUNK_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from harness.errors import TokenizerError
 from harness.machine.cache import FetchPhase, FetchProgress, cache_directory, install, silent, staging
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 
 TEMPLATES = ("chatml_hermes", "deepseek_v3", "gpt_oss", "mistral_nemo", "phi4")
 

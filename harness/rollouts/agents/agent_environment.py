@@ -17,7 +17,7 @@ from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS, Dialect
 from harness.errors import ScenarioError
 from harness.machine.disk import make_way, make_way_below
-from harness.machine.inherited_variables import for_programs
+from harness.machine.program import for_programs
 from harness.rollouts.agents.profile import expand
 from harness.rollouts.agents.task import AgentTask, ProgramAgent
 from harness.rollouts.client.session_server import SessionHandle

@@ -8,8 +8,7 @@ from harness.credentials import without_credentials
 from harness.dialects.dialect import DIALECTS
 from harness.errors import HarnessError
 from harness.machine.findings import Finding, Level
-from harness.machine.inherited_variables import for_programs
-from harness.machine.program import run
+from harness.machine.program import for_programs, run
 from harness.rollouts.agents.agent_environment import USER_FOLDERS, client_variables, with_expanded
 from harness.rollouts.agents.agent_runner import resolve_command
 from harness.rollouts.agents.install import environment_of, is_installed

@@ -20,8 +20,7 @@ import msgspec
 
 from harness.errors import AgentError
 from harness.machine.cache import building, cache_directory, require_space
-from harness.machine.program import Ended, run
-from harness.machine.uv import find_uv
+from harness.machine.program import Ended, find_uv, run
 from harness.rollouts.agents.profile import AgentProfile, Installer
 
 Say = Callable[[str], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.errors import AgentError, HarnessError, ScenarioError
-from harness.machine.uv import run_uv
+from harness.machine.program import run_uv
 from harness.rollouts.agents.install import Say, environment_of, install_agent, search_path
 from harness.rollouts.agents.profile import PROFILE_FILE, AgentProfile, closest, files_beside, literal, load_profile
 from harness.rollouts.agents.task import ProgramAgent

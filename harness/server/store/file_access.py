@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from harness.errors import StoreError
-from harness.machine.locks import try_lock
+from harness.machine.disk import try_lock
 
 _BUSY_TIMEOUT_S = 10.0
 

@@ -31,8 +31,7 @@ from typing import Any, Self
 import harness
 from harness.credentials import hide_secrets
 from harness.errors import RunError
-from harness.machine.disk import disk_failures, sync
-from harness.machine.locks import try_lock
+from harness.machine.disk import disk_failures, sync, try_lock
 from harness.samples.codec import write_samples
 from harness.suite.record.config import RunConfig, require_equal
 from harness.types import Json, Sample

@@ -34,8 +34,7 @@ from harness.suite.training.journal import Checkpoints, TrainingJournal
 from harness.suite.training.report import StepFile, TrainReport, read_telemetry
 from harness.suite.training.training_pipeline import open_pipeline
 from harness.training.collector.record.step_table import StepTable
-from harness.training.learner.learner import Learner
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import Learner, ScriptedLearner
 from harness.training.step_stores import ReportStep, StepStore, report_steps
 
 WEIGHTS_SECONDS = "weights/seconds"
@@ -222,7 +221,7 @@ async def open_learner(choice: EngineChoice, train: TrainSpec) -> Learner:
 
 
 def _open_torch_learner(model_dir: Path, train: TrainSpec) -> Learner:
-    from harness.training.learner.settings import LossKind, LossSettings, OptimizerSettings
+    from harness.training.learner.learner import LossKind, LossSettings, OptimizerSettings
     from harness.training.learner.torch_learner import TorchLearner
 
     loss, optimizer = train.loss, train.optimizer

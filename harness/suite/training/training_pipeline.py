@@ -33,10 +33,9 @@ from harness.training.collector.groups import (
 )
 from harness.training.collector.pipeline import Normalizer, StepPipeline
 from harness.training.collector.record.step_table import StepTable
-from harness.training.collector.rollout_source import RolloutSource
+from harness.training.collector.rollout_source import RolloutSource, SessionSource
 from harness.training.collector.sampling_scale import OffScale
 from harness.training.collector.segment_maker import SegmentMaker, Stale
-from harness.training.collector.session_source import SessionSource
 from harness.training.collector.step_rules import OnFailure, Order, Partial, StepBudget, StepRules
 from harness.training.learner.learner import Learner
 

@@ -23,7 +23,7 @@ from harness.expert_choice import Routers
 from harness.token_rows import RowState
 from harness.training.audit.branches import AuditedBranch, BranchTokens, ReadBranch, effective
 from harness.training.audit.causes import GapCause
-from harness.training.learner.replay import replaying
+from harness.training.learner.packed_forward import replaying
 
 TEMPERATURES = (*np.arange(5, 16).round(1) / 10,)
 """Factors of temperature that an audit tries, besides the run's own."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from harness.samples.packs import Pack
 from harness.samples.versions import NOT_SAMPLED
 from harness.top_logprobs import TopLogprobs
-from harness.training.learner.settings import LossKind, LossSettings
+from harness.training.learner.learner import LossKind, LossSettings
 
 _LEAST_REST = 1e-6  # probability; rounding makes a smaller one of a difference of sums
 

@@ -1,9 +1,12 @@
-"""Packed forward pass: logprobs of trained tokens, with attention inside each segment only.
+"""Packed forward pass: logprobs of trained tokens, attention inside each segment only, and routed experts replayed.
 
 Attention is registered with transformers under `NAME`: segment by segment, or torch's variable-length kernel on a GPU
-in half precision. Logits exist only for trained tokens.
+in half precision. Logits exist only for trained tokens. A token goes to the experts that its row names, weighted by the
+trained gate.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 from typing import Any
 
@@ -15,9 +18,45 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from harness.errors import LearnerError
+from harness.expert_choice import Routers
 from harness.samples.packs import Pack
 from harness.samples.segments import Segment
 from harness.sampling_masks import SampleMasks
+from harness.token_rows import RowState, SampleRows
+
+
+@contextmanager
+def replaying(routers: Routers, rows: SampleRows | None, device: torch.device) -> Iterator[None]:
+    """Replay the `rows` of a pack in forward and backward passes of the block; a token without a row chooses itself.
+
+    Raises `LearnerError` for rows of another model.
+    """
+    present = np.zeros(0, np.bool_) if rows is None else rows.states == RowState.PRESENT
+    if rows is None or not present.any():
+        yield
+        return
+    _require_own(routers, rows)
+    experts, is_present = torch.from_numpy(rows.values).to(device), torch.from_numpy(present).to(device)[:, None]
+
+    def choose(layer: int, own: Tensor) -> Tensor:
+        return torch.where(is_present, experts[:, layer].long(), own)
+
+    with routers.choosing(choose):
+        yield
+
+
+def _require_own(routers: Routers, rows: SampleRows) -> None:
+    shape, found = routers.shape, [*rows.values.shape[1:]]
+    if shape is None:
+        raise LearnerError(
+            "samples have routed experts and the trained model has no router; train the one that sampled"
+        )
+    if found != [shape.layers, shape.top_k] or rows.values.max() >= shape.experts:
+        raise LearnerError(
+            f"expected rows of {shape.layers} layers x {shape.top_k} experts below {shape.experts}, got {found} up to"
+            f" {rows.values.max()}; train the model that sampled"
+        )
+
 
 NAME = "harness_packed"
 

@@ -23,13 +23,18 @@ except ModuleNotFoundError as error:
 
 from harness.expert_choice import Routers
 from harness.samples.packs import Pack
-from harness.training.learner.folders import write_folder
 from harness.training.learner.gradients import BUCKET_BYTES, Gradients
-from harness.training.learner.learner import LossSums, StepReport
+from harness.training.learner.learner import (
+    LossSettings,
+    LossSums,
+    OptimizerSettings,
+    Schedule,
+    StepReport,
+    constant,
+    write_folder,
+)
 from harness.training.learner.losses import Loss, TokenLosses, TrainedTokens, distill, loss_of
-from harness.training.learner.packed_forward import logprobs_in, packed_logits, prepare
-from harness.training.learner.replay import replaying
-from harness.training.learner.settings import LossSettings, OptimizerSettings, Schedule, constant
+from harness.training.learner.packed_forward import logprobs_in, packed_logits, prepare, replaying
 
 _STATE = "learner_state.pt"
 _WRITERS_ERRORS = (RuntimeError, ValueError, SafetensorError)

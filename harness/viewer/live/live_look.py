@@ -23,10 +23,10 @@ from harness.rollouts.client.session_server import SessionServerClient
 from harness.sessions.record import MOST_ASKED_IDS
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.live.live_reading import LiveSessions, read_server
 from harness.viewer.live.seen_server import SeenServer, Standing
 from harness.viewer.page.page_data import TokenTable, finite, session_facts, token_columns, turn_data
+from harness.viewer.run_view import say_missing
 from harness.viewer.session_view import SessionView, TurnView
 
 # Constant for a turn that has not continued.

@@ -20,7 +20,6 @@ from harness.machine.disk import begins_with, replacing
 from harness.rollouts.agents.agent_output import read_tail
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
-from harness.viewer.damaged_run import say_missing
 from harness.viewer.page.page_data import (
     MOST_BANDS,
     MOST_GONE,
@@ -31,7 +30,7 @@ from harness.viewer.page.page_data import (
     session_data,
     session_marks,
 )
-from harness.viewer.run_view import RunView, SessionLine
+from harness.viewer.run_view import RunView, SessionLine, say_missing
 from harness.viewer.session_view import SessionView
 
 _PARTS = Path(__file__).parent

@@ -15,7 +15,7 @@ from harness.adapters.areal import workflow
 from harness.adapters.verl import agent_loop
 from harness.adapters.verl.output import FIELDS
 from harness.machine.cache import cache_directory
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 from tests.unit.adapters.conftest import STAND_INS
 
 WHEELS = {"areal": f"areal-{workflow.VERSION}-py3-none-any.whl", "verl": f"verl-{agent_loop.VERSION}-py3-none-any.whl"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.lab.models.tokenizer_files import FILES, TokenizerPackage, fetch_tokenizer
 from harness.machine.cache import cache_directory, install, staging
-from harness.machine.locks import hold_lock
+from harness.machine.disk import hold_lock
 from harness.types import Json
 
 _GENERATION = "generation_config.json"

@@ -13,7 +13,7 @@ import pytest
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.engines.teachers import TeacherSpec
 from harness.server.settings import ServerSettings
-from harness.tokens.alignment import Spelled, align
+from harness.tokens.incremental import Spelled, align
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message, as_ids
 from tests.builders import user

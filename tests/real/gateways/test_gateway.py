@@ -13,8 +13,8 @@ import pytest
 
 from harness.gateway.router.gateway_program import GatewayProgram
 from server_patch.router.app import open_http
+from server_patch.router.fan_out import WorkerList, answer_of
 from server_patch.router.gateway import Gateway, GatewayError, GatewayKind, attach, launch
-from server_patch.router.workers import WorkerList, answer_of
 from tests.fake_engines.fake_server import FakeServer
 from tests.fake_engines.workers import PATIENCE_S, fake_workers, serving_app
 

@@ -6,8 +6,7 @@ from harness.suite.record.config import Overrides
 from harness.suite.run.interrupts import Interrupts
 from harness.suite.run.open_run import begin_run, resume_run
 from harness.suite.training.train_run import TrainRun
-from harness.training.learner.learner import Learner
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import Learner, ScriptedLearner
 from tests.trained_scenario import write_trained_scenario
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.adapters.miles import convert
 from harness.engines.scripted import ScriptStep
-from harness.training.learner.settings import LossSettings
+from harness.training.learner.learner import LossSettings
 from tests.session_servers.served import eventually
 from tests.unit.adapters import miles_agents
 from tests.unit.adapters.miles_agents import Play

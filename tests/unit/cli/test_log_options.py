@@ -3,8 +3,7 @@
 import pytest
 import typer
 
-from harness.cli.log_options import Level, choose_level
-from harness.cli.main import app
+from harness.cli.main import Level, app, choose_level
 
 
 @pytest.mark.parametrize(

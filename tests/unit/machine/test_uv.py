@@ -9,7 +9,7 @@ import uv
 
 import harness
 from harness.errors import LaneError
-from harness.machine.uv import find_uv, pip_command
+from harness.machine.program import find_uv, pip_command
 
 
 def test_an_environment_without_pip_has_that_of_uv(tmp_path: Path):
@@ -22,7 +22,7 @@ def test_an_environment_without_pip_has_that_of_uv(tmp_path: Path):
     for home in (Path(harness.__file__ or "").parent, *installed.iterdir()):
         if not home.name.startswith(("pip", "_")) and not (packages / home.name).exists():
             (packages / home.name).symlink_to(home)
-    show = "from harness.machine.uv import pip_command; print(*pip_command(), sep='\\n')"
+    show = "from harness.machine.program import pip_command; print(*pip_command(), sep='\\n')"
     environment = {"PYTHONPATH": str(packages), "PATH": str(Path(uv.find_uv_bin()).parent)}
     shown = subprocess.run([python, "-c", show], env=environment, capture_output=True, text=True, check=True)
 

@@ -10,9 +10,8 @@ import pytest
 
 import server_patch.repeat_terminate
 from server_patch.repeat_terminate import RepeatTerminateConfig
-from server_patch.repeat_terminate.attach import NotAttached, attach_guard, learning_object_keys, wrap
+from server_patch.repeat_terminate.attach import Guard, NotAttached, attach_guard, learning_object_keys, wrap
 from server_patch.repeat_terminate.config import CONFIG_JSON, ENABLE
-from server_patch.repeat_terminate.watch import Guard
 
 ON_PATH = Path(server_patch.repeat_terminate.__path__[0]) / "on_path"
 

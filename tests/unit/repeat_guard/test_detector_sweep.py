@@ -83,7 +83,7 @@ def test_the_batched_detector_decides_as_defined(cases: list[Case], definition: 
 def test_a_retired_row_triggers_no_more_and_a_triggered_one_keeps_its_rule() -> None:
     import torch
 
-    from server_patch.repeat_terminate.batched import BatchedRepeatDetector
+    from server_patch.repeat_terminate.huggingface import BatchedRepeatDetector
 
     detector = BatchedRepeatDetector(RepeatTerminateConfig(True, 0, 2, 0), 2)
     detector.push(torch.tensor([1, 5]))
@@ -103,7 +103,7 @@ def _batched(case_: Case) -> list[Trigger | None]:
     """Where each row triggers first: its code after every step."""
     import torch
 
-    from server_patch.repeat_terminate.batched import RULE_CODES, BatchedRepeatDetector
+    from server_patch.repeat_terminate.huggingface import RULE_CODES, BatchedRepeatDetector
 
     detector = BatchedRepeatDetector(case_.config, len(case_.sequences), case_.key_ids)
     tokens = torch.tensor(case_.sequences)

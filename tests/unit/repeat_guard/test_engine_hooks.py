@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from server_patch.repeat_terminate import RepeatTerminateConfig
+from server_patch.repeat_terminate.attach import Guard
 from server_patch.repeat_terminate.sglang_plugin import FinishHook, marked
 from server_patch.repeat_terminate.vllm_plugin import StopHook
-from server_patch.repeat_terminate.watch import Guard
 
 CONFIG = RepeatTerminateConfig(enabled=True, min_new_tokens=2, max_consecutive_token_repeats=4, ngram_size=0)
 GUARD = Guard(CONFIG, CONFIG.digest())

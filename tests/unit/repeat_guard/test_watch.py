@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server_patch.repeat_terminate import RepeatDetector, RepeatTerminateConfig
+from server_patch.repeat_terminate.attach import Guard, Watch
 from server_patch.repeat_terminate.signals import prefix_length, probe_answer, probed_digest
-from server_patch.repeat_terminate.watch import Guard, Watch
 
 CONFIG = RepeatTerminateConfig(
     enabled=True, min_new_tokens=3, max_consecutive_token_repeats=4, ngram_size=2, ngram_repeats=3

@@ -14,9 +14,8 @@ from starlette.types import Receive, Scope, Send
 from harness.engines.scripted import ScriptStep
 from harness.types import GenerationRequest, SamplingParams, as_ids
 from server_patch.router.app import open_http
-from server_patch.router.fan_out import Updates, fan_out, report, status_of
+from server_patch.router.fan_out import Updates, Worker, engine_of, fan_out, report, status_of
 from server_patch.router.verbs import VERBS, Engine, VerbOrder, VerbResult
-from server_patch.router.workers import Worker, engine_of
 from tests.fake_engines.fake_server import UNFIT_WEIGHTS, FakeServer
 from tests.fake_engines.workers import fake_workers, serving_app
 from tests.session_servers.served import eventually

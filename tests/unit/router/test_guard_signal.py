@@ -8,8 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from server_patch.repeat_terminate.signals import MARK, SGLANG_MATCHED, VLLM_FINISH
 from server_patch.router.app import open_http
-from server_patch.router.guard_signal import amendment, is_triggered, with_signal_bytes, wrapped_bytes
-from server_patch.router.passthrough import Passthrough
+from server_patch.router.passthrough import Passthrough, is_triggered, with_signal_bytes, wrapped_bytes
 from tests.fake_engines.workers import serving_app
 
 SGLANG_CHAT = {"choices": [{"finish_reason": "length", "matched_stop": SGLANG_MATCHED}]}
@@ -67,7 +66,7 @@ async def test_answers_of_the_gateway_are_amended_where_it_says_so(path: str, he
     async with (
         serving_app(gateway) as upstream,
         open_http() as http,
-        serving_app(Passthrough(http, upstream, amend=amendment)) as url,
+        serving_app(Passthrough(http, upstream, is_guarded=lambda: True)) as url,
         aiohttp.ClientSession() as client,
         client.post(url + path, data=b"{}", headers=headers) as answer,
     ):

@@ -65,14 +65,10 @@ async def passing(upstream: Upstream) -> AsyncIterator[tuple[aiohttp.ClientSessi
     async with (
         serving_app(upstream) as gateway,
         open_http() as http,
-        serving_app(Passthrough(http, gateway, amend=untouched)) as url,
+        serving_app(Passthrough(http, gateway, is_guarded=bool)) as url,
         aiohttp.ClientSession(auto_decompress=False) as client,
     ):
         yield client, url
-
-
-def untouched(_scope: Scope) -> None:
-    """No answer is amended."""
 
 
 def sent_headers(upstream: Upstream) -> dict[bytes, bytes]:
@@ -185,7 +181,7 @@ async def test_a_gateway_that_is_gone_is_a_502_that_says_so():
         gone = f"http://127.0.0.1:{deaf.getsockname()[1]}"
         async with (
             open_http() as http,
-            serving_app(Passthrough(http, gone, amend=untouched)) as url,
+            serving_app(Passthrough(http, gone, is_guarded=bool)) as url,
             aiohttp.ClientSession() as client,
             client.post(f"{url}/generate", data=b"{}") as answer,
         ):

@@ -11,8 +11,8 @@ from harness.engines.teachers import TeacherSpec
 from harness.samples.merge import NOT_ALIGNED
 from harness.server.settings import ServerSettings
 from harness.server.teachers import TOO_LONG
-from harness.tokens.alignment import Spelled, align
 from harness.tokens.chat_tokenizer import ChatTokenizer
+from harness.tokens.incremental import Spelled, align
 from harness.tokens.model_family import open_chat_tokenizer
 from harness.types import Message, Sample, as_ids
 from tests.builders import EOS, tool, toy_tokenizer, user

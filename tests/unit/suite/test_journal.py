@@ -9,8 +9,7 @@ import pytest
 from harness.suite.record.rundir import RunDirectory
 from harness.suite.training.journal import Checkpoints, TrainingJournal
 from harness.training.collector.step_outcome import StepTimes, TrainedStep
-from harness.training.learner.learner import LossSums, StepReport
-from harness.training.learner.scripted import ScriptedLearner
+from harness.training.learner.learner import LossSums, ScriptedLearner, StepReport
 from tests.unit.collector.test_step_table import new_run, usual
 
 PATIENCE_S = 30

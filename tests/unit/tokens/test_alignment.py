@@ -6,7 +6,7 @@ from itertools import accumulate, chain
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.tokens.alignment import REPLACEMENT, Chunk, Spelled, align
+from harness.tokens.incremental import REPLACEMENT, Chunk, Spelled, align
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=REPLACEMENT), min_size=1, max_size=40)
 SIZES = st.lists(st.integers(1, 6), min_size=1, max_size=40)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.cli.look.diff import diff
+from harness.cli.look.reports import diff
 from harness.errors import RunError
 from harness.server.store.sqlite import read_session
 from harness.sessions.record import RecordIds, session_record

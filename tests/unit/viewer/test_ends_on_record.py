@@ -10,8 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from harness.cli.look.show import show
-from harness.cli.look.view import view
+from harness.cli.look.show import show, view
 from harness.cli.options import find_tokenizer
 from harness.engines.scripted import ScriptStep
 from harness.errors import TokenizerError

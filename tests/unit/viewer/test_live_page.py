@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from harness.cli.look.view import view
+from harness.cli.look.show import view
 from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress
 from harness.server.settings import ServerSettings

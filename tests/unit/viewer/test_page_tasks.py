@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Locator
 
-from harness.cli.look.view import view
+from harness.cli.look.show import view
 from harness.engines.scripted import Script, ScriptedEngine
 from harness.types import Json
 from tests.browser import Sight, looking_at

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.cli.look.report import report
+from harness.cli.look.reports import report
 from harness.errors import RunError
 from harness.suite.record.rundir import RunDirectory
 from harness.types import Json

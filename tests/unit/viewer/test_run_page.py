@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.look.view import view
+from harness.cli.look.show import view
 from harness.engines.scripted import ScriptedFault, ScriptStep
 from harness.errors import RunError, SessionServerError
 from harness.rollouts.client.connections import SessionServerAddress

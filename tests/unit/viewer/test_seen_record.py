@@ -7,9 +7,9 @@ import pytest
 from harness.samples.delivery import Selection
 from harness.sessions.record import session_record
 from harness.types import Json
-from harness.viewer.damaged_run import DAMAGE
 from harness.viewer.live.live_look import SeenRecord
 from harness.viewer.page.page_data import TokenTable
+from harness.viewer.run_view import DAMAGE
 from tests.builders import new_session, take_turn, toy_tokenizer, user
 
 TIMELESS: Json = {"turn": 0, "parent": None, "status": "completed", "seconds": "x"}

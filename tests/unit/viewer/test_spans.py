@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from harness.cli.look.report import report
+from harness.cli.look.reports import report
 from harness.errors import RunError
 from harness.server.telemetry.tracing.spans import ATTRIBUTES
 from harness.suite.record.rundir import RunDirectory

@@ -17,8 +17,7 @@ import msgspec
 from harness.decoding import read_json
 from harness.errors import StepError, StoreError
 from harness.machine.clock import Clock
-from harness.machine.disk import disk_failures
-from harness.machine.locks import try_lock
+from harness.machine.disk import disk_failures, try_lock
 from harness.server.store.file_access import only_reading
 from harness.sessions.ledger import Ledger, total
 from harness.training.collector.groups import RolloutIndex, ScoredRollout

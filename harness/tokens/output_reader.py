@@ -1,12 +1,13 @@
 """Reader of a model family's outputs: content, reasoning, and calls in its syntax, without what ended them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 
 from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
-from harness.tokens.outputs.reasoning import ANSWER_BEGINS, ANSWER_ENDS, REASONING_MARKERS, ReasoningSplit, find_markers
+from harness.tokens.outputs.reasoning import ANSWER_MARKERS, REASONING_MARKERS, ReasoningSplit, find_markers
 from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
 from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
@@ -57,15 +58,25 @@ _MOST_MARKER_IDS = 64  # of a marker that is spelled out, with the white space b
 
 
 class OutputReader:
-    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax, template_source: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        syntax: CallSyntax,
+        template_source: str = "",
+        *,
+        reasoning: tuple[str, str] | None = None,
+        answers: Mapping[str, str] | None = None,
+    ) -> None:
+        """`reasoning` replaces the markers that the vocabulary and the template show. `answers` stand around content."""
         self.syntax = syntax
         self._tokenizer = tokenizer
-        self._reasoning = find_markers(tokenizer, template_source)
+        self._reasoning = reasoning or find_markers(tokenizer, template_source)
         self._begin = (self._reasoning or REASONING_MARKERS[0])[0]
         self._begin_id, self._end_id = ids = [*map(tokenizer.marker_id, self._reasoning or ("", ""))]
         self._turning_points = {*ids, *tokenizer.eos_ids}
-        begins = [each for each in ANSWER_BEGINS if tokenizer.marker_id(each) is not None]
-        self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *begins), ANSWER_ENDS)
+        self._answers = [each for each in chain(*ANSWER_MARKERS.items()) if tokenizer.marker_id(each) is not None]
+        self._answers += chain(*(answers or {}).items())
+        self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *self._answers))
         pair = "".join(self._reasoning or ())
         self.own_markers = {"<tool_call>", "</tool_call>", *(each.group() for each in tokenizer.find_markers(pair))}
         """Markers that structure an answer and do not end it: a replayed one keeps them."""
@@ -87,9 +98,9 @@ class OutputReader:
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
         split = None
-        if self._reasoning is not None:
+        if self._reasoning or self._answers:
             is_open = self.ends_in_reasoning(output.context_ids)
-            split = ReasoningSplit(self._reasoning, self.syntax.markers, is_open=is_open)
+            split = ReasoningSplit(self._reasoning or ("", ""), self.syntax.markers, is_open=is_open)
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,

@@ -137,6 +137,8 @@ def test_no_reasoning_is_open_where_the_family_has_none():
         ("<|START_THINKING|>x<|START_RESPONSE|>yes<|END_RESPONSE|>", ParsedOutput("yes", reasoning="x")),
         ("<|START_TEXT|>yes<|END_TEXT|>", ParsedOutput("yes")),
         (f"{CALL}<|END_RESPONSE|>", ParsedOutput("", (CALLED,))),
+        ("<|START_RESPONSE|>yes<|END_RESPONSE|>\n", ParsedOutput("yes")),
+        ("yes<|END_RESPONSE|> no", ParsedOutput("yes<|END_RESPONSE|> no")),
         ("a<|END_RESPONSE|>b<|START_RESPONSE|>", ParsedOutput("a<|END_RESPONSE|>b<|START_RESPONSE|>")),
     ],
 )

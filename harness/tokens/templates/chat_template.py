@@ -22,7 +22,7 @@ from harness.tokens.output_reader import OutputReader, Unread, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.reasoning import REASONING_MARKERS, TEMPLATE_ANSWERS
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
-from harness.tokens.syntaxes.json_calls import Hermes
+from harness.tokens.syntaxes.marked_calls import HERMES
 from harness.tokens.templates.append_only import find_dependence, find_divergence
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
@@ -63,8 +63,8 @@ class ChatTemplateTokenizer:
         self._bound = lru_cache(MOST_BOUND)(self._bind)
         self.end_ids = self._find_ends()
         """Ids that the template writes after answers. A model may also end them with others."""
-        self._reader = self._open_reader(syntax := call_syntax_of(template.text))
-        known = () if isinstance(syntax, Hermes) else syntax.markers  # Hermes is the default for an unknown syntax, too
+        self._reader = self._open_reader(syntax := call_syntax_of(template.text + self._written_calls()[1]))
+        known = () if syntax is HERMES else syntax.markers  # Hermes is the default for an unknown syntax, too
         begin = self._call_marker() if self.form.shows_calls and not self.reads_calls else None
         if begin is not None and begin not in known:
             self._reader = self._open_reader(Unread(begin))
@@ -162,11 +162,13 @@ class ChatTemplateTokenizer:
     def reads_back(self, parse: Callable[[SampledOutput, Sequence[Json]], ParsedOutput]) -> bool:
         """Return True if `parse` finds the calls that the template writes."""
         prompt, written, calls = self._written_calls()
-        ids = self.tokenizer.encode(written.rstrip())
-        return (
-            calls > 0
-            and parse(SampledOutput(ids, self.tokenizer.encode(prompt)), [_FINDING]).tool_calls == (_CALLS[:calls])
+        output = SampledOutput(self.tokenizer.encode(written.rstrip()), self.tokenizer.encode(prompt))
+        # Some templates sort arguments.
+        expected, read = (
+            [(call.name, json.loads(call.arguments)) for call in found]
+            for found in (_CALLS[:calls], parse(output, [_FINDING]).tool_calls)
         )
+        return calls > 0 and read == expected
 
     def _written_calls(self) -> tuple[str, str, int]:
         two, one = (self._written(calling, [_FINDING]) for calling in _CALLING)

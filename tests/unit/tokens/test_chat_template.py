@@ -447,7 +447,7 @@ def test_the_words_of_the_probe_mark_no_call():
         ("<function=f>{}</function>", "<function="),
         ('<|im_start|>call tool="f" index="1"', '<|im_start|>call tool="'),
         ("words\nAction: f\nInput: {}", "Action: "),
-        ("<seed:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></seed:tool_call>", "<seed:tool_call>"),
+        ("<x:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></x:tool_call>", "<x:tool_call>"),
         ("<|START_ACTION|>[f]", "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>"),
         ("<calling>f</calling>", "<calling>"),
     ],

@@ -9,29 +9,15 @@ from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
 from harness.tokens.outputs.reasoning import ANSWER_MARKERS, REASONING_MARKERS, ReasoningSplit, find_markers
 from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
-from harness.tokens.syntaxes import marked_calls
 from harness.tokens.syntaxes.harmony import Harmony
 from harness.tokens.syntaxes.json_calls import LlamaJson, Mistral, MistralNamed
+from harness.tokens.syntaxes.marked_calls import HERMES, MARKED
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 
 _SIGNS: Mapping[tuple[str, ...], CallSyntax] = {
     ("<|channel|>", "<|message|>"): Harmony(),
-    (marked_calls.SEED.begin,): marked_calls.SEED,
-    (marked_calls.MINIMAX.begin,): marked_calls.MINIMAX,
-    (marked_calls.DSML_CALLS.begin,): marked_calls.DSML_CALLS,
-    (marked_calls.DSML_TOOLS.begin,): marked_calls.DSML_TOOLS,
-    ("<tool_call>", "<arg_key>"): marked_calls.GLM,
-    ("<function=", "<parameter="): marked_calls.QWEN,
-    (marked_calls.APERTUS.begin,): marked_calls.APERTUS,
-    (marked_calls.COHERE.begin,): marked_calls.COHERE,
-    (marked_calls.GEMMA.begin, "call:"): marked_calls.GEMMA,
-    (marked_calls.NEMOTRON.begin,): marked_calls.NEMOTRON,
-    (marked_calls.KIMI.begin,): marked_calls.KIMI,
-    (marked_calls.DEEPSEEK.begin, "```json"): marked_calls.DEEPSEEK,
-    (marked_calls.DEEPSEEK.begin,): marked_calls.DEEPSEEK_3_1,
-    ("<tool_call>",): marked_calls.HERMES,
-    (marked_calls.LISTED.begin,): marked_calls.LISTED,
+    **MARKED,
     ("[TOOL_CALLS]", "[ARGS]"): MistralNamed(),
     ("[TOOL_CALLS]",): Mistral(),
     ("<|start_header_id|>", '"parameters": '): LlamaJson(),
@@ -42,7 +28,7 @@ _SIGNS: Mapping[tuple[str, ...], CallSyntax] = {
 def call_syntax_of(template_source: str) -> CallSyntax:
     """Return the syntax in which a template renders calls, or Hermes if none is known."""
     fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
-    return next(fitting, marked_calls.HERMES)
+    return next(fitting, HERMES)
 
 
 class Unread(CallSyntax):

@@ -22,7 +22,7 @@ Types = Mapping[str, ArgumentTypes]
 Reader = Callable[[Types, str], Sequence[ToolCall | None]]
 _SPACE = re.compile(r"\s*")
 _ESCAPES = re.compile(r"\\.", re.DOTALL)
-_QUOTE = '<|"|>'
+_Q = '<|"|>'
 _KEY = re.compile(r"([{,]\s*)([^\s{}\[\]:,]+)(?=\s*:)")
 _NONE = re.compile(r"(?<=[:,\[])\s*None(?=\s*[,}\]])")
 
@@ -61,16 +61,16 @@ class MarkedCalls(CallSyntax):
         return read_calls(pieces, self.begin, self.end, read, around=self.around, count_quotes=self.count_quotes)
 
 
-def _read_list(_: Types, block: str, *, name: str = "name", beside: str = "id") -> list[ToolCall | None]:
-    is_list = block.lstrip().startswith("[")
-    value = decode_json(block if is_list else f"[{','.join(block.strip().splitlines())}]")  # MiniMax-M1: a call a line
-    return [call_of(each, beside=(beside,), name=name) for each in value] if isinstance(value, list) else []
-
-
-def _read_pairs(_: Types, block: str) -> list[ToolCall | None]:
+def _read_json(_: Types, block: str, read: Callable[[object], ToolCall | None] = call_of) -> list[ToolCall | None]:
     value = decode_json(block)
-    pairs = [[*each.items()] if isinstance(each, dict) else [] for each in value] if isinstance(value, list) else []
-    return [tool_call(*pair[0]) if len(pair) == 1 else None for pair in pairs]
+    if value is None:
+        value = decode_json(f"[{block.strip().replace(chr(10), ',')}]")  # MiniMax-M1: a call a line
+    return [read(each) for each in (value if isinstance(value, list) else [value])]
+
+
+def _read_pair(value: object) -> ToolCall | None:
+    pairs = [*value.items()] if isinstance(value, dict) else []
+    return tool_call(*pairs[0]) if len(pairs) == 1 else None
 
 
 def _headed(pattern: str, decode: Callable[[str], object] = decode_json) -> Reader:
@@ -85,8 +85,8 @@ def _headed(pattern: str, decode: Callable[[str], object] = decode_json) -> Read
 
 def _decode_gemma(text: str) -> object:
     """Return the value of `text` whose keys have no quotes and whose strings stand between markers."""
-    outside = text.split(_QUOTE)[::2]
-    inside = [json.dumps(each, ensure_ascii=False) for each in text.split(_QUOTE)[1::2]]
+    outside = text.split(_Q)[::2]
+    inside = [json.dumps(each, ensure_ascii=False) for each in text.split(_Q)[1::2]]
     plain = [_KEY.sub(r'\1"\2"', _NONE.sub("null", each)) for each in outside]
     return decode_json("".join(part for pair in zip(plain, [*inside, ""], strict=False) for part in pair))
 
@@ -96,7 +96,7 @@ class _Tags:
     call: str
     """Pattern of the beginning of a call, with its name."""
     value: str
-    """Pattern of the beginning of a value, with its name, and with `true` for text whatever the schema says."""
+    """Pattern of the beginning of a value, with its name, and maybe `true` for text or `false` for JSON."""
     value_end: str
     call_end: str
     padding: str = ""
@@ -121,7 +121,10 @@ class _Tags:
                 if end < 0 or name in arguments or value.search(text):
                     return []
                 text = text.removeprefix(self.padding).removesuffix(self.padding)
-                arguments[name] = text if begin.groups()[1:] == ("true",) else of_tool.read(name, text)
+                kind = begin.groups()[1:]
+                decoded = decode_json(text) if kind == ("false",) else None
+                typed = of_tool.read(name, text) if decoded is None else decoded
+                arguments[name] = text if kind == ("true",) else typed
                 position = _skip(block, end + len(self.value_end))
             if not block.startswith(self.call_end, position):
                 return []
@@ -131,8 +134,7 @@ class _Tags:
 
 
 def _skip(text: str, position: int) -> int:
-    found = _SPACE.match(text, position)
-    return position if found is None else found.end()
+    return found.end() if (found := _SPACE.match(text, position)) else position
 
 
 def _deepseek(words: str) -> str:
@@ -151,66 +153,45 @@ def _invoking(name: str, block: str, tag: str = "", text: str = "") -> MarkedCal
     return MarkedCalls(name, begin, end, f'\n<{tag}invoke name="', '">\n', tags.read, tags.count)
 
 
-_SEPARATOR, _CALL_BEGIN, _CALL_END = _deepseek("tool sep"), _deepseek("tool call begin"), _deepseek("tool call end")
-_CALLS = (_deepseek("tool calls begin"), _deepseek("tool calls end"))
+_SEPARATOR = _deepseek("tool sep")
+_CALLS, _CALL = ((_deepseek(f"{words} begin"), _deepseek(f"{words} end")) for words in ("tool calls", "tool call"))
 _DSML = "\N{FULLWIDTH VERTICAL LINE}DSML\N{FULLWIDTH VERTICAL LINE}"
+_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
+_COHERE = ("<|START_ACTION|>", "<|END_ACTION|>", '[\n    {"tool_call_id": "0", "tool_name": "', '", "parameters": ')
+_KIMI = ("<|tool_call_begin|>", "<|tool_call_end|>", "functions.", ":0<|tool_call_argument_begin|>")
+_KIMI_CALLS = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
+_READ_LIST = partial(_read_json, read=partial(call_of, beside=("id",)))
+_READ_COHERE = partial(_read_json, read=partial(call_of, beside=("tool_call_id",), name="tool_name"))
+_READ_PAIRS = partial(_read_json, read=_read_pair)
+_READ_FENCED = _headed(rf"function{_SEPARATOR}([^\n]+)\n```json\n(.*)\n```")
+_READ_PLAIN = _headed(rf"([^\n]+?){_SEPARATOR}(.*)")
+_READ_KIMI = _headed(r"\s*functions\.(\S+):\d+\s*<\|tool_call_argument_begin\|>(.*)")
+_READ_GEMMA = _headed(r"call:([^\s{]+)(\{.*\})", _decode_gemma)
 _XML = _Tags(r"<function=([^>\n]+)>", r"<parameter=([^>\n]+)>", "</parameter>", "</function>", padding="\n")
 _PAIRS = _Tags(r"([^\s<]+)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", "</arg_value>", "")
-_NAME, _ARGUMENTS = '{"name": "', '", "arguments": '
-
-HERMES = MarkedCalls(
-    "hermes", "<tool_call>", "</tool_call>", f"\n{_NAME}", _ARGUMENTS, lambda _, block: [call_of(decode_json(block))]
-)
+HERMES = MarkedCalls("hermes", "<tool_call>", "</tool_call>", f"\n{_NAME}", _ARGUMENTS, _read_json)
+LISTED = MarkedCalls("listed", "<tool_calls>", "</tool_calls>", f"[{_NAME}", _ARGUMENTS, _READ_LIST)
+NEMOTRON = replace(LISTED, name="nemotron", begin="<TOOLCALL>", end="</TOOLCALL>")
+COHERE = MarkedCalls("cohere", *_COHERE, _READ_COHERE)
+APERTUS = MarkedCalls("apertus", "<|tools_prefix|>", "<|tools_suffix|>", '[{"', '": ', _READ_PAIRS)
+DEEPSEEK = MarkedCalls("deepseek-v3", *_CALL, f"function{_SEPARATOR}", "\n```json\n", _READ_FENCED, around=_CALLS)
+DEEPSEEK_3_1 = replace(DEEPSEEK, name="deepseek-v3.1", call="", arguments=_SEPARATOR, read=_READ_PLAIN)
+KIMI = MarkedCalls("kimi-k2", *_KIMI, _READ_KIMI, around=_KIMI_CALLS)
+GEMMA = MarkedCalls("gemma4", "<|tool_call>", "<tool_call|>", "call:", "{", _READ_GEMMA, lambda text: text.count(_Q))
 QWEN = MarkedCalls("qwen3-coder", "<tool_call>", "</tool_call>", "\n<function=", ">\n", _XML.read, _XML.count)
 SEED = replace(QWEN, name="seed", begin="<seed:tool_call>", end="</seed:tool_call>")
 GLM = replace(QWEN, name="glm", call="", arguments="\n", read=_PAIRS.read, count_quotes=_PAIRS.count)
 MINIMAX = _invoking("minimax-m2", "minimax:tool_call")
-DSML_CALLS, DSML_TOOLS = (
-    _invoking("deepseek-dsml", f"{_DSML}{block}", _DSML, ' string="(true|false)"')
-    for block in ("function_calls", "tool_calls")
-)
-LISTED = MarkedCalls("listed", "<tool_calls>", "</tool_calls>", f"[{_NAME}", _ARGUMENTS, _read_list)
-NEMOTRON = replace(LISTED, name="nemotron", begin="<TOOLCALL>", end="</TOOLCALL>")
-COHERE = MarkedCalls(
-    "cohere",
-    "<|START_ACTION|>",
-    "<|END_ACTION|>",
-    '[\n    {"tool_call_id": "0", "tool_name": "',
-    '", "parameters": ',
-    partial(_read_list, name="tool_name", beside="tool_call_id"),
-)
-APERTUS = MarkedCalls("apertus", "<|tools_prefix|>", "<|tools_suffix|>", '[{"', '": ', _read_pairs)
-GEMMA = MarkedCalls(
-    "gemma4",
-    "<|tool_call>",
-    "<tool_call|>",
-    "call:",
-    "{",
-    _headed(r"call:([^\s{]+)(\{.*\})", _decode_gemma),
-    lambda text: text.count(_QUOTE),
-)
-DEEPSEEK = MarkedCalls(
-    "deepseek-v3",
-    _CALL_BEGIN,
-    _CALL_END,
-    f"function{_SEPARATOR}",
-    "\n```json\n",
-    _headed(rf"function{re.escape(_SEPARATOR)}([^\n]+)\n```json\n(.*)\n```"),
-    around=_CALLS,
-)
-DEEPSEEK_3_1 = replace(
-    DEEPSEEK,
-    name="deepseek-v3.1",
-    call="",
-    arguments=_SEPARATOR,
-    read=_headed(rf"([^\n]+?){re.escape(_SEPARATOR)}(.*)"),
-)
-KIMI = MarkedCalls(
-    "kimi-k2",
-    "<|tool_call_begin|>",
-    "<|tool_call_end|>",
-    "functions.",
-    ":0<|tool_call_argument_begin|>",
-    _headed(r"\s*functions\.(\S+):\d+\s*<\|tool_call_argument_begin\|>(.*)"),
-    around=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-)
+DSML_CALLS = _invoking("deepseek-dsml", f"{_DSML}function_calls", _DSML, ' string="(true|false)"')
+DSML_TOOLS = _invoking("deepseek-dsml", f"{_DSML}tool_calls", _DSML, ' string="(true|false)"')
+
+MARKED: Mapping[tuple[str, ...], MarkedCalls] = {
+    **{(each.begin,): each for each in (SEED, MINIMAX, DSML_CALLS, DSML_TOOLS, APERTUS, COHERE, GEMMA, NEMOTRON, KIMI)},
+    ("<tool_call>", "<arg_key>"): GLM,
+    ("<function=", "<parameter="): QWEN,
+    ("<tool_call>",): HERMES,
+    (DEEPSEEK.begin, "```json"): DEEPSEEK,
+    (DEEPSEEK.begin,): DEEPSEEK_3_1,
+    (LISTED.begin,): LISTED,
+}
+"""Syntaxes by the texts that reveal them. The first row that fits decides."""

@@ -148,11 +148,8 @@ class ChatTemplateTokenizer:
             if "musing" not in written:
                 continue
             read = [parse(SampledOutput(encode(written), encode(begin)), ()) for begin in (prompt, asked)]
-            is_read = any(
-                each.reasoning.strip() == "musing" and each.content.lstrip().startswith(said["content"])
-                for each in read
-            )
-            return "" if is_read else prompt.rpartition(_ASKING["content"])[2] + written
+            thoughts = [one.reasoning.strip() for one in read if one.content.lstrip().startswith(said["content"])]
+            return "" if "musing" in thoughts else prompt.rpartition(_ASKING["content"])[2] + written
         return ""
 
     @cached_property
@@ -163,12 +160,11 @@ class ChatTemplateTokenizer:
         """Return True if `parse` finds the calls that the template writes."""
         prompt, written, calls = self._written_calls()
         output = SampledOutput(self.tokenizer.encode(written.rstrip()), self.tokenizer.encode(prompt))
-        # Some templates sort arguments.
-        expected, read = (
-            [(call.name, json.loads(call.arguments)) for call in found]
-            for found in (_CALLS[:calls], parse(output, [_FINDING]).tool_calls)
+        expected, found = (
+            [(call.name, json.loads(call.arguments)) for call in each]  # some templates sort arguments
+            for each in (_CALLS[:calls], parse(output, [_FINDING]).tool_calls)
         )
-        return calls > 0 and read == expected
+        return calls > 0 and found == expected
 
     def _written_calls(self) -> tuple[str, str, int]:
         two, one = (self._written(calling, [_FINDING]) for calling in _CALLING)

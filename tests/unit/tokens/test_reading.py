@@ -362,8 +362,9 @@ def test_a_malformed_qwen_call_is_content_and_said_so(text):
 
 
 def invoked(tag: str, text: str = "") -> str:
-    values = {"a": "1", "b": "1", "free": "[1]", "optional": "null"}
+    values = {"a": "1", "free": "[1]", "optional": "null"}
     said = "".join(f'<{tag}parameter name="{name}"{text}>{each}</{tag}parameter>\n' for name, each in values.items())
+    said += f'<{tag}parameter name="b"{text.replace("false", "true")}>1</{tag}parameter>\n'
     return f'\n<{tag}invoke name="add">\n{said}</{tag}invoke>\n<{tag}invoke name="now">\n</{tag}invoke>\n'
 
 
@@ -413,6 +414,16 @@ def test_calls_of_each_family_are_typed(syntax, blocks):
         assert cut.tool_calls in ((), (first,), (first, second))
         assert cut.tool_calls or cut.content == text[:end]
         assert cut.malformed == (text[:end].count(syntax.begin) > text[:end].count(syntax.end))
+
+
+def test_a_value_that_says_whether_it_is_text_is_what_it_says():
+    """DeepSeek V3.2's, also of parameters that the schema lacks."""
+    said = invoked(DSML, ' string="false"')
+    tools = [tool("add", properties={}), tool("now")]
+
+    [called, _] = read(f"{DSML_CALLS.begin}{said}{DSML_CALLS.end}", DSML_CALLS, tools=tools).tool_calls
+
+    assert {name: json.loads(called.arguments)[name] for name in ("a", "b", "free")} == {"a": 1, "b": "1", "free": [1]}
 
 
 FINAL = "<|channel|>final<|message|>yes<|return|>"

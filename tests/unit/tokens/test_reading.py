@@ -416,6 +416,23 @@ def test_calls_of_each_family_are_typed(syntax, blocks):
         assert cut.malformed == (text[:end].count(syntax.begin) > text[:end].count(syntax.end))
 
 
+@pytest.mark.parametrize(
+    ("syntax", "rest"),
+    [
+        *[(SEED, "</function>\n"), (GLM, ""), (MINIMAX, "</invoke>\n"), (DSML_TOOLS, f"</{DSML}invoke>\n")],
+        *[(syntax, "{}}]") for syntax in (LISTED, NEMOTRON, COHERE, APERTUS)],
+        *[(GEMMA, "}"), (DEEPSEEK, "{}\n```"), (DEEPSEEK_3_1, "{}"), (KIMI, "{}")],
+    ],
+    ids=lambda each: getattr(each, "name", "rest"),
+)
+def test_a_required_call_begins_as_its_family_writes_it(syntax, rest):
+    """The prompt has it up to the arguments, so the model cannot call another tool."""
+    reader = OutputReader(TOKENIZER, syntax)
+    output = SampledOutput(TOKENIZER.encode(f"{rest}{syntax.end}"), forced_ids=reader.call_beginning_ids("now"))
+
+    assert reader.read(output, [tool("now")]) == ParsedOutput("", (ToolCall("now", "{}"),))
+
+
 def test_a_value_that_says_whether_it_is_text_is_what_it_says():
     """DeepSeek V3.2's, also of parameters that the schema lacks."""
     said = invoked(DSML, ' string="false"')

@@ -229,7 +229,8 @@ def _log_start(
     if family.divergence is not None:
         log.warning("template_not_append_only", **asdict(family.divergence))
     for fault in family.faults:
-        log.warning("template_loses_tools", fault=fault)
+        event = "template_loses_reasoning" if fault in family.reasoning_faults else "template_loses_tools"
+        log.warning(event, fault=fault)
     log.info("server_started", url=url, engine=engine.capabilities.engine, restored=restored)
     if not settings.admin_token:
         log.warning("server_is_open", url=url, means="every client that reaches it may do everything")

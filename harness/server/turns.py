@@ -384,7 +384,7 @@ def _root_notes(read: ReadCall, turns: Sequence[Turn]) -> TurnNotes:
         toolset=toolset,
         tool_definitions=() if any(turn.notes.toolset == toolset for turn in turns) else tuple(tools),
         template_variables=dict(family.template_variables),
-        model_family_faults=tuple(family.faults) if tools else (),
+        model_family_faults=tuple(family.faults if tools else family.reasoning_faults),
         noise=read.noise,
     )
 

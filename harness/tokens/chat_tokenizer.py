@@ -46,13 +46,15 @@ class FamilyDescription:
     shows_tools: bool = True
     shows_calls: bool = True
     reads_calls: bool = True
+    unread_reasoning: str = ""
+    """Answer of the template whose reasoning cannot be told from its content."""
     shows_late_system: bool = True
     """True if a late system message stays in place, rather than moving into a neighbor."""
     notes: Sequence[str] = field(default=())
 
     @property
     def faults(self) -> Sequence[str]:
-        """Reasons why tools or calls get lost, which raises no error of its own."""
+        """Reasons why reasoning, tools or calls get lost, which raises no error of its own."""
         found = {
             "tools are not in the prompt: the template does not show them": not self.shows_tools,
             "tool calls cannot be checked: the template does not show earlier turns' calls": not self.shows_calls,
@@ -60,7 +62,13 @@ class FamilyDescription:
                 self.shows_calls and not self.reads_calls
             ),
         }
-        return tuple(fault for fault, is_found in found.items() if is_found)
+        return (*self.reasoning_faults, *(fault for fault, is_found in found.items() if is_found))
+
+    @property
+    def reasoning_faults(self) -> Sequence[str]:
+        """Faults of answers without tools."""
+        written = self.unread_reasoning.strip()[:200]
+        return [f"reasoning cannot be read: it stays in the content of {written!r}"] if written else []
 
 
 class SampledTurn(NamedTuple):

@@ -1,28 +1,26 @@
 """Reader of a model family's outputs: content, reasoning, and calls in its syntax, without what ended them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from harness.errors import MalformedRequest
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.outputs.output_stream import OutputStream
 from harness.tokens.outputs.pieces import Markers, StopGate
-from harness.tokens.outputs.reasoning import ANSWER_BEGINS, ANSWER_ENDS, REASONING_MARKERS, ReasoningSplit, find_markers
+from harness.tokens.outputs.reasoning import ANSWER_MARKERS, REASONING_MARKERS, ReasoningSplit, find_markers
 from harness.tokens.parsing import CallSyntax, ParsedOutput, Piece, TextReader, as_malformed
-from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
-from harness.tokens.syntaxes.qwen_xml import QwenXml
+from harness.tokens.syntaxes.json_calls import LlamaJson, Mistral, MistralNamed
+from harness.tokens.syntaxes.marked_calls import HERMES, MARKED
 from harness.tokens.tokenizer import Tokenizer
 from harness.types import Json
 
-_SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
-    ("<|channel|>", "<|message|>"): Harmony,
-    ("<function=", "<parameter="): QwenXml,
-    ("<tool_call>",): Hermes,
-    ("[TOOL_CALLS]", "[ARGS]"): MistralNamed,
-    ("[TOOL_CALLS]",): Mistral,
-    (DeepSeek.markers[0],): DeepSeek,
-    ("<|start_header_id|>", '"parameters": '): LlamaJson,
+_SIGNS: Mapping[tuple[str, ...], CallSyntax] = {
+    ("<|channel|>", "<|message|>"): Harmony(),
+    **MARKED,
+    ("[TOOL_CALLS]", "[ARGS]"): MistralNamed(),
+    ("[TOOL_CALLS]",): Mistral(),
+    ("<|start_header_id|>", '"parameters": '): LlamaJson(),
 }
 """Texts that reveal a template's syntax. The first row that fits decides."""
 
@@ -30,7 +28,7 @@ _SIGNS: Mapping[tuple[str, ...], Callable[[], CallSyntax]] = {
 def call_syntax_of(template_source: str) -> CallSyntax:
     """Return the syntax in which a template renders calls, or Hermes if none is known."""
     fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
-    return next(fitting, Hermes)()
+    return next(fitting, HERMES)
 
 
 class Unread(CallSyntax):
@@ -57,15 +55,25 @@ _MOST_MARKER_IDS = 64  # of a marker that is spelled out, with the white space b
 
 
 class OutputReader:
-    def __init__(self, tokenizer: Tokenizer, syntax: CallSyntax, template_source: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        syntax: CallSyntax,
+        template_source: str = "",
+        *,
+        reasoning: tuple[str, str] | None = None,
+        answers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Use `reasoning` for the markers that vocabulary and template show, and `answers` around content."""
         self.syntax = syntax
         self._tokenizer = tokenizer
-        self._reasoning = find_markers(tokenizer, template_source)
+        self._reasoning = reasoning or find_markers(tokenizer, template_source)
         self._begin = (self._reasoning or REASONING_MARKERS[0])[0]
         self._begin_id, self._end_id = ids = [*map(tokenizer.marker_id, self._reasoning or ("", ""))]
         self._turning_points = {*ids, *tokenizer.eos_ids}
-        begins = [each for each in ANSWER_BEGINS if tokenizer.marker_id(each) is not None]
-        self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *begins), ANSWER_ENDS)
+        self._answers = [each for each in chain(*ANSWER_MARKERS.items()) if tokenizer.marker_id(each) is not None]
+        self._answers += chain(*(answers or {}).items())
+        self._markers = Markers(tokenizer, (*syntax.markers, *(self._reasoning or ()), *self._answers))
         pair = "".join(self._reasoning or ())
         self.own_markers = {"<tool_call>", "</tool_call>", *(each.group() for each in tokenizer.find_markers(pair))}
         """Markers that structure an answer and do not end it: a replayed one keeps them."""
@@ -87,9 +95,9 @@ class OutputReader:
         stop_ids: frozenset[int] = frozenset(),
     ) -> OutputStream:
         split = None
-        if self._reasoning is not None:
+        if self._reasoning or self._answers:
             is_open = self.ends_in_reasoning(output.context_ids)
-            split = ReasoningSplit(self._reasoning, self.syntax.markers, is_open=is_open)
+            split = ReasoningSplit(self._reasoning or ("", ""), self.syntax.markers, is_open=is_open)
         is_read = bool(tools) or self.syntax.frames_answers
         stream = OutputStream(
             self._markers,

@@ -5,7 +5,6 @@ takes back text that it returned.
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,7 +15,6 @@ from harness.types import Json, refuse_constant, unique_keys
 
 _ARGUMENTS = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _VALUES = json.JSONDecoder(object_pairs_hook=unique_keys, parse_constant=refuse_constant)
-_ESCAPES = re.compile(r"\\.", re.DOTALL)
 
 
 class Piece(NamedTuple):
@@ -62,9 +60,8 @@ class CallSyntax(Protocol):
     frames_answers: bool = False
     """True if answers without a call have markers, too."""
 
-    @property
-    def name(self) -> str:
-        """Name for logs."""
+    name: str
+    """Name for logs."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -134,18 +131,14 @@ def cut_before(pieces: Sequence[Piece], stop: str) -> list[Piece]:
     return before
 
 
-def _count_quotes(text: str) -> int:
-    return (_ESCAPES.sub("", text) if "\\" in text else text).count('"')
-
-
 def read_calls(
     pieces: Sequence[Piece],
     begin: str,
     end: str,
-    read: Callable[[str], ToolCall | None],
+    read: Callable[[str], Sequence[ToolCall | None]],
     *,
-    around: Sequence[str] = (),
-    count_quotes: Callable[[str], int] = _count_quotes,
+    around: Sequence[str],
+    count_quotes: Callable[[str], int],
 ) -> ParsedOutput:
     """Return the calls that `read` finds between each `begin` and its `end`, and the content around them.
 
@@ -174,7 +167,7 @@ def read_calls(
     if not inside:
         return ParsedOutput("".join(piece.text for piece in outside))
     content = "".join(piece.text for piece in outside if not (piece.is_marker and piece.text in around))
-    return whole_calls(pieces, content.rstrip(), [read(each) for each in inside])
+    return whole_calls(pieces, content.rstrip(), [call for each in inside for call in read(each) or [None]])
 
 
 def _join_text(pieces: Sequence[Piece]) -> Iterator[Piece]:

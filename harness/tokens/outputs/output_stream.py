@@ -29,7 +29,7 @@ class OutputStream:
         self._gate = gate
         self._split = split
         self._reader = reader
-        self._silent_ids = silent_ids | markers.closing_ids
+        self._silent_ids = silent_ids
         self._last_ids = silent_ids | stop_ids
         self._last: list[int] = []
         self._reasoning: list[str] = []
@@ -42,9 +42,7 @@ class OutputStream:
 
     def push(self, ids: Sequence[int]) -> Delta:
         given = [*self._last, *ids]
-        left = len(given)
-        for waiting in (self._last_ids, self._markers.closing_ids):
-            left -= left > 0 and given[left - 1] in waiting
+        left = len(given) - (bool(given) and given[-1] in self._last_ids)
         self._last = given[left:]
         return self._read(self._gate.push(self._cutter.push(given[:left])))
 

@@ -19,12 +19,11 @@ class Markers:
     are text. Markers outside the vocabulary are found in the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, markers: Sequence[str], closing: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, markers: Sequence[str]) -> None:
         ids = {marker: tokenizer.marker_id(marker) for marker in markers}
         self.by_id = {token_id: marker for marker, token_id in ids.items() if token_id is not None}
         self.spelled = [marker for marker, token_id in ids.items() if token_id is None]  # none is part of another
         self.pattern = re.compile("(" + "|".join(map(re.escape, self.spelled)) + ")")
-        self.closing_ids = frozenset(each for text in closing if (each := tokenizer.marker_id(text)) is not None)
         self.byte_ids = tokenizer.byte_ids
         self.decode = tokenizer.decode
 

@@ -1,1 +1,1 @@
-"""Tool call syntaxes of model families, each a `parsing.CallSyntax`. Start with `json_calls.py`."""
+"""Tool call syntaxes of model families, each a `parsing.CallSyntax`. Start with `marked_calls.py`."""

@@ -1,6 +1,5 @@
-"""Tool calls written as JSON, with or without markers around them.
+"""Tool calls written as JSON without a marker behind them.
 
-    Hermes    <tool_call>{"name": ..., "arguments": {...}}</tool_call>, as in Qwen, SmolLM and many others
     Mistral   [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...], to the end of the answer
     Mistral   [TOOL_CALLS]name[ARGS]{...}, once for each call, from version 11 on
     LlamaJson {"name": ..., "parameters": {...}}, which is the whole answer
@@ -20,30 +19,17 @@ from harness.tokens.parsing import (
     as_malformed,
     decode_json,
     decode_json_at,
-    read_calls,
     tool_call,
     whole_calls,
 )
 from harness.types import Json
 
-_BEGIN, _END = "<tool_call>", "</tool_call>"
 _CALLS = Piece("[TOOL_CALLS]", is_marker=True)
 _CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
 _HEAD = re.compile(r"\s*(?:\[TOOL_CALLS\])?\s*([^\s\[{]+)\s*(?:\[CALL_ID\][^\[{]*)?\[ARGS\]\s*")
 _PYTHON = "<|python_tag|>"
 _TAG = Piece(_PYTHON, is_marker=True)
 _NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"')
-
-
-class Hermes(CallSyntax):
-    name = "hermes"
-    markers = (_BEGIN, _END)
-
-    def beginning(self, name: str | None) -> tuple[str, str]:
-        return _beginning(f"{_BEGIN}\n", name, "arguments")
-
-    def parse(self, pieces: Sequence[Piece], tools: Sequence[Json]) -> ParsedOutput:
-        return read_calls(pieces, _BEGIN, _END, lambda block: _call(decode_json(block)))
 
 
 class Mistral(CallSyntax):
@@ -68,7 +54,7 @@ class Mistral(CallSyntax):
         calls = decode_json(said) if said.lstrip().startswith("[") else [*_named_calls(said)]
         if not isinstance(calls, list) or not calls:
             return as_malformed(pieces)
-        return whole_calls(pieces, content.rstrip(), [_call(call, beside=("id",)) for call in calls])
+        return whole_calls(pieces, content.rstrip(), [call_of(call, beside=("id",)) for call in calls])
 
 
 class MistralNamed(Mistral):
@@ -97,7 +83,7 @@ class LlamaJson(CallSyntax):
         offered = [tool["function"]["name"] for tool in tools]
         value, named = decode_json(said), _NAMED.match(said)
         begins_call = bool(tag) or (named is not None and named.group(1) in offered)
-        call = _call(value) if isinstance(value, dict) and value.get("name") in offered and len(value) > 1 else None
+        call = call_of(value) if isinstance(value, dict) and value.get("name") in offered and len(value) > 1 else None
         return ParsedOutput(text, malformed=begins_call) if call is None else ParsedOutput(content.rstrip(), (call,))
 
 
@@ -115,13 +101,14 @@ def _beginning(opening: str, name: str | None, arguments: str) -> tuple[str, str
     return (begin, "") if name is None else (begin, f'{json.dumps(name, ensure_ascii=False)[1:]}, "{arguments}": ')
 
 
-def _call(call: object, beside: Collection[str] = ()) -> ToolCall | None:
+def call_of(call: object, beside: Collection[str] = (), *, name: str = "name") -> ToolCall | None:
+    """Return the call that a JSON value says, or None. Fields `beside` its `name` and arguments get lost."""
     if not isinstance(call, dict):
         return None
     if call.get("type") == "function":
         beside = (*beside, "type")
     # An object with other fields is no call, because they would be lost.
-    keys = call.keys() - {"name", *beside}
+    keys = call.keys() - {name, *beside}
     if len(keys) > 1 or not keys <= {"arguments", "parameters"}:
         return None
-    return tool_call(call.get("name"), call[min(keys)] if keys else {})
+    return tool_call(call.get(name), call[min(keys)] if keys else {})

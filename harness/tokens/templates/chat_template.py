@@ -20,9 +20,9 @@ from harness.tokens.delimiter import PrefixTrick, Transition, dummy_answer, dumm
 from harness.tokens.markers import GuardedMessages
 from harness.tokens.output_reader import OutputReader, Unread, call_syntax_of
 from harness.tokens.outputs.output_stream import OutputStream
-from harness.tokens.outputs.reasoning import REASONING_MARKERS
-from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.syntaxes.json_calls import Hermes
+from harness.tokens.outputs.reasoning import REASONING_MARKERS, TEMPLATE_ANSWERS
+from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
+from harness.tokens.syntaxes.marked_calls import HERMES
 from harness.tokens.templates.append_only import find_dependence, find_divergence
 from harness.tokens.templates.cached_suffix import KeptSuffixes, fillable_texts
 from harness.tokens.templates.jinja_template import JinjaTemplate
@@ -43,8 +43,11 @@ _CALLING: tuple[Message, ...] = tuple(
     {"role": "assistant", "content": "", "tool_calls": [_CALLS[i].to_json(f"call_0_{i}") for i in range(calls)]}
     for calls in (2, 1)  # some templates refuse more than one call in an answer, or write the first
 )
+_ANSWERING: Message = {"role": "assistant", "content": "reply"}
+_REASONING = {"reasoning_content": "musing", "reasoning": "musing"}
 _WORD = re.compile(r"\w")
 _MARKER = re.compile(r"<[^<>\n]+>|\[[A-Z_]+\]")
+_AROUND_REASONING = re.compile(r"(<[^<>\s]+>)\s*musing\s*(<[^<>\s]+>)")
 
 
 class ChatTemplateTokenizer:
@@ -60,12 +63,11 @@ class ChatTemplateTokenizer:
         self._bound = lru_cache(MOST_BOUND)(self._bind)
         self.end_ids = self._find_ends()
         """Ids that the template writes after answers. A model may also end them with others."""
-        self._reader = OutputReader(self.tokenizer, call_syntax_of(template.text), template.text)
-        syntax = self._reader.syntax
-        known = () if isinstance(syntax, Hermes) else syntax.markers  # Hermes is the default for an unknown syntax, too
+        self._reader = self._open_reader(syntax := call_syntax_of(template.text + self._written_calls()[1]))
+        known = () if syntax is HERMES else syntax.markers  # Hermes is the default for an unknown syntax, too
         begin = self._call_marker() if self.form.shows_calls and not self.reads_calls else None
         if begin is not None and begin not in known:
-            self._reader = OutputReader(self.tokenizer, Unread(begin), template.text)
+            self._reader = self._open_reader(Unread(begin))
         dependence = find_dependence(self._trick, self.tokenizer)
         self._depends_on_history = dependence is not None
         self.divergence = find_divergence(template, self.form, self.tokenizer) or dependence
@@ -121,6 +123,35 @@ class ChatTemplateTokenizer:
             named = f"template variables {', '.join(bound)}"
             raise MalformedRequest(f"{named}: {error.message}", param="template_variables") from error
 
+    def _open_reader(self, syntax: CallSyntax) -> OutputReader:
+        asked, plain = self._written(_ANSWERING)
+        answers: dict[str, str] = {}
+        for begin, end in TEMPLATE_ANSWERS.items():  # a template asks for them, or writes them, or takes them out
+            kept = self._written({**_ANSWERING, "content": f"<think>musing</think>{begin}reply{end}"})[1]
+            if begin + end in asked or begin in plain or ("reply" in kept and begin not in kept):
+                answers[begin] = end
+        reader = OutputReader(self.tokenizer, syntax, self.template.text, answers=answers)
+        if not (unread := self.unread_reasoning(reader.read)):
+            return reader
+        found = _AROUND_REASONING.search(unread)
+        pairs = [*REASONING_MARKERS, *([(found.group(1), found.group(2))] if found else [])]
+        others = (OutputReader(self.tokenizer, syntax, reasoning=pair, answers=answers) for pair in pairs)
+        said = SampledOutput(self.tokenizer.encode(plain), self.tokenizer.encode(asked))
+        fit = (each for each in others if not self.unread_reasoning(each.read) and not each.read(said, ()).reasoning)
+        return next(fit, reader)
+
+    def unread_reasoning(self, parse: Callable[[SampledOutput, Sequence[Json]], ParsedOutput]) -> str:
+        """Return an answer with reasoning, as the template writes it, if `parse` does not find its parts."""
+        encode, asked = self.tokenizer.encode, self.template.try_render(self.form.apply([_ASKING])) or ""
+        for said, tools in ((_ANSWERING, []), (_CALLING[1], [_FINDING])):
+            prompt, written = self._written({**said, **_REASONING}, tools)
+            if "musing" not in written:
+                continue
+            read = [parse(SampledOutput(encode(written), encode(begin)), ()) for begin in (prompt, asked)]
+            thoughts = [one.reasoning.strip() for one in read if one.content.lstrip().startswith(said["content"])]
+            return "" if "musing" in thoughts else prompt.rpartition(_ASKING["content"])[2] + written
+        return ""
+
     @cached_property
     def reads_calls(self) -> bool:
         return self.reads_back(self._reader.read)
@@ -128,24 +159,28 @@ class ChatTemplateTokenizer:
     def reads_back(self, parse: Callable[[SampledOutput, Sequence[Json]], ParsedOutput]) -> bool:
         """Return True if `parse` finds the calls that the template writes."""
         prompt, written, calls = self._written_calls()
-        ids = self.tokenizer.encode(written.rstrip())
-        return (
-            calls > 0
-            and parse(SampledOutput(ids, self.tokenizer.encode(prompt)), [_FINDING]).tool_calls == (_CALLS[:calls])
+        output = SampledOutput(self.tokenizer.encode(written.rstrip()), self.tokenizer.encode(prompt))
+        expected, found = (
+            [(call.name, json.loads(call.arguments)) for call in each]  # some templates sort arguments
+            for each in (_CALLS[:calls], parse(output, [_FINDING]).tool_calls)
         )
+        return calls > 0 and found == expected
 
     def _written_calls(self) -> tuple[str, str, int]:
-        prompt = self.template.try_render(self.form.apply([_ASKING]), [_FINDING]) or ""
-        two, one = (
-            self.template.try_render(self.form.apply([_ASKING, calling]), [_FINDING], generation_prompt=False)
-            for calling in _CALLING
-        )
-        if (whole := one if two in (None, one) else two) is not None:
-            begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
-            if begin != prompt:  # some prompts begin reasoning that the answer lacks
-                begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
-            return begin, whole.removeprefix(begin), 1 if whole == one else 2
-        return prompt, "", 0
+        two, one = (self._written(calling, [_FINDING]) for calling in _CALLING)
+        written = one if two == one or not two[1] else two
+        return *written, (1 if written == one else 2) if written[1] else 0
+
+    def _written(self, answer: Message, tools: Sequence[Json] = ()) -> tuple[str, str]:
+        """Return a prompt and its `answer` as the template writes them, the latter empty if it refuses."""
+        prompt = self.template.try_render(self.form.apply([_ASKING]), tools) or ""
+        whole = self.template.try_render(self.form.apply([_ASKING, answer]), tools, generation_prompt=False)
+        if whole is None:
+            return prompt, ""
+        begin = commonprefix([prompt, whole])  # noqa: RUF071  # of characters
+        if begin != prompt:  # some prompts begin reasoning that the answer lacks
+            begin = begin[: max(begin.rfind(end) for end in ("\n", ">", "]")) + 1]
+        return begin, whole.removeprefix(begin)
 
     def _call_marker(self) -> str | None:
         said = self.template.try_render([_ASKING, dummy_answer(0)], [_FINDING], generation_prompt=False) or ""
@@ -196,6 +231,7 @@ class ChatTemplateTokenizer:
             shows_tools=self.form.shows_tools,
             shows_calls=self.form.shows_calls,
             reads_calls=self.reads_calls,
+            unread_reasoning=self.unread_reasoning(self._reader.read),
             shows_late_system="system" in self.form.late_roles,
         )
 

@@ -38,6 +38,23 @@ async def test_lost_tools_are_named_at_the_start_in_health_and_in_the_record(los
     assert [turn["notes"].get("model_family_faults", []) for turn in record["turns"]] == [faults, []]
 
 
+async def test_unread_reasoning_is_named_at_the_start_in_health_and_in_every_record():
+    """Also in the record of a request without tools."""
+    source = WITHOUT_TOOLS.replace("{{ m.content }}", "{{ m.reasoning_content }} So: {{ m.content }}")
+    template = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
+    with capture_logs() as logs:
+        async with serving_with(ScriptedEngine(toy_tokenizer(), Script(says("x"))), chat_tokenizer=template) as client:
+            session = await client.create()
+            await client.chat(session, [user("a")])
+            health = (await client.http.get("/health")).json()
+            record = await client.record(session)
+
+    [fault] = template.describe().reasoning_faults
+    assert [event["fault"] for event in logs if event["event"] == "template_loses_reasoning"] == [fault]
+    assert fault in health["model_family"]["faults"]
+    assert record["turns"][0]["notes"]["model_family_faults"] == [fault]
+
+
 THINKING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}<think></think>{% endif %}"

@@ -447,7 +447,7 @@ def test_the_words_of_the_probe_mark_no_call():
         ("<function=f>{}</function>", "<function="),
         ('<|im_start|>call tool="f" index="1"', '<|im_start|>call tool="'),
         ("words\nAction: f\nInput: {}", "Action: "),
-        ("<seed:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></seed:tool_call>", "<seed:tool_call>"),
+        ("<x:tool_call><function=f>\n<parameter=a>1</parameter>\n</function></x:tool_call>", "<x:tool_call>"),
         ("<|START_ACTION|>[f]", "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>"),
         ("<calling>f</calling>", "<calling>"),
     ],
@@ -510,3 +510,62 @@ def test_a_family_that_loses_tools_says_so(source, faults):
     described = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source)).describe()
 
     assert [fault.partition(":")[0] for fault in described.faults] == faults
+
+
+def thinking(written: str, prompt: str = "") -> ChatTemplateTokenizer:
+    """A family whose answers are `written` and whose prompts go on with `prompt`."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% set r = m.reasoning_content %}"
+        f"{{% if m.role == 'assistant' %}}{written}{{% else %}}{{{{ m.content }}}}{{% endif %}}<|im_end|>\n"
+        f"{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{prompt}{{% endif %}}"
+    )
+    return ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(source))
+
+
+CONTENT_ONLY = "{{ m.content }}"
+TAKEN_OUT = "{{ m.content.split('<answer>')[-1].split('</answer>')[0] }}"
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "parsed"),
+    [
+        ("{% if r %}<musings>{{ r }}</musings>{% endif %}" + CONTENT_ONLY, "<musings>hm</musings>x", ("hm", "x")),
+        ("{{ r }}[BEGIN FINAL RESPONSE]\n{{ m.content }}", "hm\n[BEGIN FINAL RESPONSE]\nx", ("hm", "x")),
+        ("<think>{{ r }}</think><response>{{ m.content }}</response>", "<response>\nx</response>\n", ("", "x")),
+        (TAKEN_OUT, "<think>hm</think>\n<answer>\nx</answer>", ("<think>hm</think>\n<answer>\nx</answer>",)),
+        (f"{TAKEN_OUT}{{# <think> #}}", "<think>hm</think>\n<answer>\nx</answer>", ("hm", "x")),
+        (f"{CONTENT_ONLY}{{# <think> #}}", "<think>hm</think><answer>x</answer>", ("hm", "<answer>x</answer>")),
+    ],
+    ids=["unknown marks", "Apriel", "ERNIE", "taken out without reasoning", "Hunyuan", "the agent's own"],
+)
+def test_reasoning_is_read_as_the_template_writes_it(written, said, parsed):
+    """Also in marks that no row names. Marks around the answer are the agent's where the template has none."""
+    chat = thinking(written, "Here are my reasoning steps:\n" if "BEGIN" in written else "")
+    context = chat.render_ids([user("a")], [])
+
+    read = chat.parse(SampledOutput(chat.tokenizer.encode(said), context), [])
+
+    assert read == ParsedOutput(parsed[-1], reasoning=parsed[0] if len(parsed) > 1 else "")
+    assert [fault for fault in chat.describe().faults if "reasoning" in fault] == []
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{% if r %}<|think|>{{ r }}<|end|><|start|>assistant{% endif %}<|text|>{{ m.content }}",
+        "{% if r %}Thoughts: {{ r }}\nAnswer: {% endif %}{{ m.content }}",
+        "<|said|>{% if r %}{{ r }}<|then|>{% endif %}{{ m.content }}",
+    ],
+    ids=["messages of their own", "words", "the beginning of every answer"],
+)
+def test_reasoning_that_cannot_be_read_is_said_so(written):
+    """It stays in the content, and no other answer becomes reasoning."""
+    chat = thinking(written, "<|said|>" if "said" in written else "")
+
+    [fault] = chat.describe().reasoning_faults
+    read = chat.parse(SampledOutput(chat.tokenizer.encode("x"), chat.render_ids([user("a")], [])), [])
+
+    assert fault.startswith("reasoning cannot be read: it stays in the content of ")
+    assert "musing" in fault
+    assert fault in chat.describe().faults
+    assert read == ParsedOutput("x")

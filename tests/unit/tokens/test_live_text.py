@@ -9,11 +9,11 @@ from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.output_reader import OutputReader
 from harness.tokens.outputs.live_text import LiveText
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.json_calls import Hermes
+from harness.tokens.syntaxes.marked_calls import HERMES
 from tests.unit.tokens.test_output_stream import CUTS, in_parts
 from tests.unit.tokens.test_reading import ADD, FINAL, HARMONY_CALL, OUTPUTS, SYNTAXES, TOKENIZER, ids
 
-READER = OutputReader(TOKENIZER, Hermes())
+READER = OutputReader(TOKENIZER, HERMES)
 ANALYSIS, COMMENTARY = "<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"
 
 

@@ -10,12 +10,13 @@ from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.incremental import StopStrings
 from harness.tokens.output_reader import OutputReader
 from harness.tokens.parsing import CallSyntax, Delta, ParsedOutput
-from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson
+from harness.tokens.syntaxes.json_calls import LlamaJson
+from harness.tokens.syntaxes.marked_calls import HERMES
 from tests.builders import EOS, toy_tokenizer
 from tests.unit.tokens.test_reading import ADD, BITS, CALL, FINAL, HARMONY_CALL, OUTPUTS, SYNTAXES, TOKENIZER, ids
 
 CUTS = st.lists(st.integers(1, 7), min_size=1, max_size=8)
-SPELLED = OutputReader(toy_tokenizer(), Hermes())
+SPELLED = OutputReader(toy_tokenizer(), HERMES)
 """Its vocabulary has no marker: they are found in the text."""
 
 
@@ -92,7 +93,7 @@ def test_a_stop_string_takes_nothing_back(output, cuts, data):
         stop = search.push(token_id)
         if stop is not None:
             break
-    reader = OutputReader(TOKENIZER, Hermes())
+    reader = OutputReader(TOKENIZER, HERMES)
     whole = reader.read(SampledOutput(sampled, stop=stop), [ADD])
 
     deltas, parsed = read_in_parts(reader, sampled, cuts, stops=stops, stop=stop)
@@ -125,7 +126,7 @@ def test_any_bytes_say_the_same_in_every_split(output, cuts):
 )
 def test_what_may_still_go_waits_and_nothing_else(text, given_out):
     """A reader sees text as soon as it is sure."""
-    deltas, _ = read_in_parts(OutputReader(TOKENIZER, Hermes()), ids(text), [1])
+    deltas, _ = read_in_parts(OutputReader(TOKENIZER, HERMES), ids(text), [1])
 
     assert "".join(delta.content for delta in deltas) == given_out
 

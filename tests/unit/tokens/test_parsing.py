@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.output_reader import OutputReader
 from harness.tokens.parsing import ParsedOutput, ToolCall
-from harness.tokens.syntaxes.json_calls import Hermes
+from harness.tokens.syntaxes.marked_calls import HERMES
 from tests.builders import EOS, tool, toy_tokenizer
 
-READER = OutputReader(toy_tokenizer(), Hermes())
+READER = OutputReader(toy_tokenizer(), HERMES)
 
 
 def parse_output(text: str) -> ParsedOutput:

@@ -11,14 +11,30 @@ from tokenizers import AddedToken
 from harness.tokens.chat_tokenizer import SampledOutput
 from harness.tokens.output_reader import OutputReader, call_syntax_of
 from harness.tokens.parsing import CallSyntax, ParsedOutput, ToolCall
-from harness.tokens.syntaxes.deepseek import DeepSeek
 from harness.tokens.syntaxes.harmony import Harmony
-from harness.tokens.syntaxes.json_calls import Hermes, LlamaJson, Mistral, MistralNamed
-from harness.tokens.syntaxes.qwen_xml import QwenXml
+from harness.tokens.syntaxes.json_calls import LlamaJson, Mistral, MistralNamed
+from harness.tokens.syntaxes.marked_calls import (
+    APERTUS,
+    COHERE,
+    DEEPSEEK,
+    DEEPSEEK_3_1,
+    DSML_CALLS,
+    DSML_TOOLS,
+    GEMMA,
+    GLM,
+    HERMES,
+    KIMI,
+    LISTED,
+    MINIMAX,
+    NEMOTRON,
+    QWEN,
+    SEED,
+    MarkedCalls,
+)
 from harness.tokens.tokenizer import Tokenizer
 from tests.builders import tool, toy_tokenizer
 
-MARKERS = ["<think>", "</think>", *Hermes.markers, *Harmony.markers, *Mistral.markers, *DeepSeek.markers]
+MARKERS = ["<think>", "</think>", *HERMES.markers, *Harmony.markers, *Mistral.markers, *DEEPSEEK.markers]
 ADD = tool("add", properties={"a": {"type": "integer"}, "b": {"type": "string"}, "c": {"type": "boolean"}})
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 CALLED = ToolCall("add", '{"a": 1}')
@@ -33,7 +49,8 @@ def marked_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = marked_tokenizer()
-SYNTAXES: list[CallSyntax] = [*(Hermes(), QwenXml(), Harmony(), Mistral(), MistralNamed(), DeepSeek(), LlamaJson())]
+TAGGED = (GLM, SEED, MINIMAX, DSML_CALLS)
+SYNTAXES: list[CallSyntax] = [HERMES, QWEN, Harmony(), Mistral(), MistralNamed(), DEEPSEEK, LlamaJson(), GEMMA, *TAGGED]
 
 
 def ids(text: str) -> list[int]:
@@ -47,7 +64,7 @@ def spelled(text: str) -> list[int]:
 
 def read(text: str | list[int], syntax: CallSyntax | None = None, *, context: str = "", tools=(ADD,)) -> ParsedOutput:
     output = SampledOutput(ids(text) if isinstance(text, str) else text, ids(context))
-    return OutputReader(TOKENIZER, syntax or Hermes()).read(output, list(tools))
+    return OutputReader(TOKENIZER, syntax or HERMES).read(output, list(tools))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +117,7 @@ GEMMA4 = "<|channel>thought"
 def test_reasoning_is_read_between_the_markers_of_each_family(begin, end, has_ids):
     """As ids or spelled out, begun by the model or by the prompt, whole or id by id."""
     tokenizer = with_added(*(text for text in (begin, end) if has_ids and text != GEMMA4))
-    reader = OutputReader(tokenizer, Hermes(), f"{{{{ '{begin}' }}}} and {end}")
+    reader = OutputReader(tokenizer, HERMES, f"{{{{ '{begin}' }}}} and {end}")
 
     def read_behind(context: str, text: str) -> ParsedOutput:
         output = SampledOutput(tokenizer.encode(text), tokenizer.encode(context))
@@ -119,7 +136,7 @@ def test_reasoning_is_read_between_the_markers_of_each_family(begin, end, has_id
 
 def test_no_reasoning_is_open_where_the_family_has_none():
     """Whatever the prompt ends in."""
-    reader = OutputReader(toy_tokenizer(), Hermes())
+    reader = OutputReader(toy_tokenizer(), HERMES)
 
     assert not reader.ends_in_reasoning(toy_tokenizer().encode("say <think>"))
 
@@ -137,6 +154,8 @@ def test_no_reasoning_is_open_where_the_family_has_none():
         ("<|START_THINKING|>x<|START_RESPONSE|>yes<|END_RESPONSE|>", ParsedOutput("yes", reasoning="x")),
         ("<|START_TEXT|>yes<|END_TEXT|>", ParsedOutput("yes")),
         (f"{CALL}<|END_RESPONSE|>", ParsedOutput("", (CALLED,))),
+        ("<|START_RESPONSE|>yes<|END_RESPONSE|>\n", ParsedOutput("yes")),
+        ("yes<|END_RESPONSE|> no", ParsedOutput("yes<|END_RESPONSE|> no")),
         ("a<|END_RESPONSE|>b<|START_RESPONSE|>", ParsedOutput("a<|END_RESPONSE|>b<|START_RESPONSE|>")),
     ],
 )
@@ -144,7 +163,7 @@ def test_the_markers_around_an_answer_are_no_content(output, parsed):
     """As Cohere's models write them; inside the answer they stay."""
     names = ("START_THINKING", "END_THINKING", "START_RESPONSE", "END_RESPONSE", "START_TEXT", "END_TEXT")
     tokenizer = with_added(*(f"<|{name}|>" for name in names))
-    reader = OutputReader(tokenizer, Hermes())
+    reader = OutputReader(tokenizer, HERMES)
     stream = reader.open(SampledOutput(()), [ADD])
     said = [stream.push([token_id]) for token_id in tokenizer.encode(output)]
 
@@ -170,12 +189,12 @@ def test_a_call_copied_into_arguments_is_part_of_them():
 @pytest.mark.parametrize(
     ("text", "syntax", "arguments"),
     [
-        ('<tool_call>{"name": "add", "arguments": {"b": "</tool_call> x"}}</tool_call>', Hermes(), "</tool_call> x"),
-        ('<tool_call>{"name": "add", "arguments": {"b": "\\"</tool_call>"}}</tool_call>', Hermes(), '"</tool_call>'),
-        ('<tool_call>{"name": "add", "arguments": {"b": "<tool_call>"}}</tool_call>', Hermes(), "<tool_call>"),
+        ('<tool_call>{"name": "add", "arguments": {"b": "</tool_call> x"}}</tool_call>', HERMES, "</tool_call> x"),
+        ('<tool_call>{"name": "add", "arguments": {"b": "\\"</tool_call>"}}</tool_call>', HERMES, '"</tool_call>'),
+        ('<tool_call>{"name": "add", "arguments": {"b": "<tool_call>"}}</tool_call>', HERMES, "<tool_call>"),
         (
             "<tool_call>\n<function=add>\n<parameter=b>\na </tool_call> b\n</parameter>\n</function>\n</tool_call>",
-            QwenXml(),
+            QWEN,
             "a </tool_call> b",
         ),
         ('[TOOL_CALLS][{"name": "add", "arguments": {"b": "[TOOL_CALLS]"}}]', Mistral(), "[TOOL_CALLS]"),
@@ -189,7 +208,7 @@ def test_a_marker_inside_a_value_ends_nothing(text, syntax, arguments):
     assert json.loads(called.arguments) == {"b": arguments}
 
 
-@pytest.mark.parametrize("syntax", [Hermes(), QwenXml()], ids=lambda syntax: syntax.name)
+@pytest.mark.parametrize("syntax", [HERMES, QWEN], ids=lambda syntax: syntax.name)
 def test_ends_inside_a_value_are_read_in_one_pass(syntax):
     """A model that repeats the marker for its whole budget."""
     begin = '<tool_call>{"s": "' if syntax.name == "hermes" else "<tool_call><function=f><parameter=p>"
@@ -206,7 +225,7 @@ def test_without_tools_the_output_is_content_but_its_reasoning_is_not():
 
 def test_a_forced_beginning_is_part_of_the_call():
     """The prompt began the call and the model finished it."""
-    reader = OutputReader(TOKENIZER, Hermes())
+    reader = OutputReader(TOKENIZER, HERMES)
     output = SampledOutput(ids('{"a": 1}}\n</tool_call>'), forced_ids=reader.call_beginning_ids("add"))
 
     assert reader.read(output, [ADD]) == ParsedOutput("", (CALLED,))
@@ -214,7 +233,7 @@ def test_a_forced_beginning_is_part_of_the_call():
 
 def test_a_stop_string_may_be_a_marker():
     """What it cut off is no call: the agent wanted the text before it."""
-    reader = OutputReader(TOKENIZER, Hermes())
+    reader = OutputReader(TOKENIZER, HERMES)
 
     assert reader.read(SampledOutput(ids("a<tool_call>"), stop="<tool_call>"), [ADD]) == ParsedOutput("a")
 
@@ -243,7 +262,7 @@ def parameter(name: str, value: str) -> str:
 )
 def test_qwen_parameters_are_typed_by_the_schema(parameters, arguments):
     """Text stays text; what the schema calls a number or a boolean is one when it can be."""
-    [call] = read(XML.replace("{}", parameters), QwenXml()).tool_calls
+    [call] = read(XML.replace("{}", parameters), QWEN).tool_calls
 
     assert (call.name, json.loads(call.arguments)) == ("add", arguments)
 
@@ -317,7 +336,7 @@ def test_a_qwen_parameter_is_typed_by_the_whole_schema(name, text, value):
         {"additionalProperties": SCHEMAS[name], "$defs": DEFINED},
     ):
         tools = [{"type": "function", "function": {"name": "add", "parameters": parameters}}]
-        [called] = read(XML.replace("{}", parameter(name, text)), QwenXml(), tools=tools).tool_calls
+        [called] = read(XML.replace("{}", parameter(name, text)), QWEN, tools=tools).tool_calls
 
         read_as = json.loads(called.arguments)[name]
         assert (type(read_as), read_as) == (type(value), value)
@@ -339,7 +358,89 @@ def test_a_qwen_parameter_is_typed_by_the_whole_schema(name, text, value):
 )
 def test_a_malformed_qwen_call_is_content_and_said_so(text):
     """Cut off, nested, named twice: the agent reads what the model wrote."""
-    assert read(text, QwenXml()) == ParsedOutput(text, malformed=True)
+    assert read(text, QWEN) == ParsedOutput(text, malformed=True)
+
+
+def invoked(tag: str, text: str = "") -> str:
+    values = {"a": "1", "free": "[1]", "optional": "null"}
+    said = "".join(f'<{tag}parameter name="{name}"{text}>{each}</{tag}parameter>\n' for name, each in values.items())
+    said += f'<{tag}parameter name="b"{text.replace("false", "true")}>1</{tag}parameter>\n'
+    return f'\n<{tag}invoke name="add">\n{said}</{tag}invoke>\n<{tag}invoke name="now">\n</{tag}invoke>\n'
+
+
+def paired(between: str) -> str:
+    values = {"a": "1", "b": "1", "free": "[1]", "optional": "null"}
+    pairs = (f"<arg_key>{name}</arg_key>{between}<arg_value>{text}</arg_value>" for name, text in values.items())
+    return between.join(["add", *pairs, ""])
+
+
+DEEPSEEK_SEPARATOR = DEEPSEEK.begin.replace("call\N{LOWER ONE EIGHTH BLOCK}begin", "sep")
+DSML = DSML_CALLS.begin.removeprefix("<").removesuffix("function_calls>")
+SAID = {"a": 1, "b": "1", "free": [1], "optional": None}
+LIST = f'[{{"name": "add", "arguments": {json.dumps(SAID)}}}, {{"name": "now", "arguments": {{}}}}]'
+BY_TAGS = "".join(parameter(*each) for each in (("a", "1"), ("b", "1"), ("free", "[1]"), ("optional", "null")))
+KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+OPTIONAL = {"optional": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
+FAMILY_CALLS: list[tuple[MarkedCalls, list[str]]] = [
+    (SEED, [f"<function=add>\n{BY_TAGS}</function>", "<function=now></function>"]),
+    (GLM, [paired("\n"), "now\n"]),
+    (GLM, [paired(""), "now"]),
+    (MINIMAX, [invoked("")]),
+    (DSML_CALLS, [invoked(DSML, ' string="false"')]),
+    (DSML_TOOLS, [invoked(DSML, ' string="false"')]),
+    (LISTED, [LIST]),
+    (LISTED, [LIST.replace("}, {", "}\n{").strip("[]")]),
+    (NEMOTRON, [LIST]),
+    (COHERE, [LIST.replace('"name"', '"tool_call_id": "0", "tool_name"').replace("arguments", "parameters")]),
+    (APERTUS, [f'[{{"add": {json.dumps(SAID)}}}, {{"now": {{}}}}]']),
+    (GEMMA, ['call:add{a:1,b:<|"|>1<|"|>,free:[1],optional:None}', "call:now{}"]),
+    (DEEPSEEK_3_1, [f"add{DEEPSEEK_SEPARATOR}{json.dumps(SAID)}", f"now{DEEPSEEK_SEPARATOR}{{}}"]),
+    (KIMI, [f"functions.add:0{KIMI_ARGUMENTS}{json.dumps(SAID)}", f"functions.now:1{KIMI_ARGUMENTS}{{}}"]),
+]
+
+
+@pytest.mark.parametrize(("syntax", "blocks"), FAMILY_CALLS, ids=lambda each: getattr(each, "name", "calls"))
+def test_calls_of_each_family_are_typed(syntax, blocks):
+    """Several, without arguments, with numbers that are text; cut off anywhere nothing is lost."""
+    tools = [tool("add", properties={"a": {"type": "integer"}, "b": {"type": "string"}, "free": {}, **OPTIONAL})]
+    framed = "".join(f"{syntax.begin}{block}{syntax.end}" for block in blocks)
+    text = framed.join(syntax.around or ("", ""))
+
+    first, second = read(f"so\n{text}", syntax, tools=[*tools, tool("now")]).tool_calls
+
+    assert (first.name, json.loads(first.arguments), second) == ("add", SAID, ToolCall("now", "{}"))
+    for end in range(len(text)):
+        cut = read(text[:end], syntax, tools=[*tools, tool("now")])
+        assert cut.tool_calls in ((), (first,), (first, second))
+        assert cut.tool_calls or cut.content == text[:end]
+        assert cut.malformed == (text[:end].count(syntax.begin) > text[:end].count(syntax.end))
+
+
+@pytest.mark.parametrize(
+    ("syntax", "rest"),
+    [
+        *[(SEED, "</function>\n"), (GLM, ""), (MINIMAX, "</invoke>\n"), (DSML_TOOLS, f"</{DSML}invoke>\n")],
+        *[(syntax, "{}}]") for syntax in (LISTED, NEMOTRON, COHERE, APERTUS)],
+        *[(GEMMA, "}"), (DEEPSEEK, "{}\n```"), (DEEPSEEK_3_1, "{}"), (KIMI, "{}")],
+    ],
+    ids=lambda each: getattr(each, "name", "rest"),
+)
+def test_a_required_call_begins_as_its_family_writes_it(syntax, rest):
+    """The prompt has it up to the arguments, so the model cannot call another tool."""
+    reader = OutputReader(TOKENIZER, syntax)
+    output = SampledOutput(TOKENIZER.encode(f"{rest}{syntax.end}"), forced_ids=reader.call_beginning_ids("now"))
+
+    assert reader.read(output, [tool("now")]) == ParsedOutput("", (ToolCall("now", "{}"),))
+
+
+def test_a_value_that_says_whether_it_is_text_is_what_it_says():
+    """DeepSeek V3.2's, also of parameters that the schema lacks."""
+    said = invoked(DSML, ' string="false"')
+    tools = [tool("add", properties={}), tool("now")]
+
+    [called, _] = read(f"{DSML_CALLS.begin}{said}{DSML_CALLS.end}", DSML_CALLS, tools=tools).tool_calls
+
+    assert {name: json.loads(called.arguments)[name] for name in ("a", "b", "free")} == {"a": 1, "b": "1", "free": [1]}
 
 
 FINAL = "<|channel|>final<|message|>yes<|return|>"
@@ -399,9 +500,8 @@ def test_messages_before_a_malformed_one_are_what_they_are():
     assert read(f"{thought}{FINAL}{rest}", Harmony()) == ParsedOutput(f"yes\n{rest}", (), True, "hm")
 
 
-DEEPSEEK_SEPARATOR = DeepSeek.markers[2].replace("call\N{LOWER ONE EIGHTH BLOCK}begin", "sep")
 DEEPSEEK_CALL = f'function{DEEPSEEK_SEPARATOR}add\n```json\n{{"a": 1}}\n```'
-BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
+BEGIN, END, CALL_BEGIN, CALL_END = DEEPSEEK.markers
 
 
 @pytest.mark.parametrize(
@@ -424,7 +524,7 @@ BEGIN, END, CALL_BEGIN, CALL_END = DeepSeek.markers
         ('{"type": "function", "name": "add", "arguments": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         ('<|python_tag|>{"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("", (CALLED,))),
         ('so\n<|python_tag|> {"name": "add", "parameters": {"a": 1}}', LlamaJson(), ParsedOutput("so", (CALLED,))),
-        (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DeepSeek(), ParsedOutput("so", (CALLED,))),
+        (f"so{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}{CALL_END}{END}", DEEPSEEK, ParsedOutput("so", (CALLED,))),
     ],
 )
 def test_other_families_have_their_own_syntax(text, syntax, parsed):
@@ -451,8 +551,8 @@ def test_other_families_have_their_own_syntax(text, syntax, parsed):
         ('so<|python_tag|>{"name": "sub", "parameters": {}}', LlamaJson()),
         ('{"name": "add", "parameters": {"a": 1, "a": 2}}', LlamaJson()),
         ('[TOOL_CALLS]add[ARGS]{"a": {"b": 1, "b": 2}}', MistralNamed()),
-        (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DeepSeek()),
-        (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DeepSeek()),
+        (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DEEPSEEK),
+        (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DEEPSEEK),
     ],
 )
 def test_their_malformed_calls_are_content_and_said_so(text, syntax):
@@ -472,7 +572,11 @@ def test_the_template_says_which_syntax_its_family_writes():
         "qwen3-coder": "<tool_call>\n<function=x><parameter=y>",
         "harmony": "<|channel|>x<|message|>",
     }
-    sources |= {"mistral": "[TOOL_CALLS]", "mistral-named": "[TOOL_CALLS]f[ARGS]{}", "deepseek-v3": DeepSeek.markers[0]}
+    sources |= {
+        "mistral": "[TOOL_CALLS]",
+        "mistral-named": "[TOOL_CALLS]f[ARGS]{}",
+        "deepseek-v3": DEEPSEEK.begin + "```json",
+    }
     sources |= {"llama3": '<|start_header_id|>{"name": "f", "parameters": {}}'}
 
     assert {name: call_syntax_of(source).name for name, source in sources.items()} == {name: name for name in sources}

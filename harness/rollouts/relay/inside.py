@@ -12,8 +12,7 @@ import os
 import signal
 import sys
 
-from .byte_streams import SocketStream, join
-from .carrier import BEGIN, GREETING, ID_BYTES, KNOWN, RESUME, Carrier
+from .carrier import BEGIN, GREETING, ID_BYTES, KNOWN, RESUME, Carrier, SocketStream, join
 from .link import STREAMS, MalformedFrame
 
 CANNOT_LISTEN = 125

@@ -46,15 +46,21 @@ UNREADABLE = (
 )
 
 
-def test_a_family_whose_calls_cannot_be_read_fails(tmp_path: Path):
+UNREAD_THOUGHTS = UNREADABLE.replace("{{ m.content }}", "{{ m.reasoning_content }} So: {{ m.content }}")
+
+
+@pytest.mark.parametrize(
+    ("source", "lost"), [(UNREADABLE, "tool calls"), (UNREAD_THOUGHTS, "reasoning")], ids=["calls", "reasoning"]
+)
+def test_a_family_whose_calls_or_reasoning_cannot_be_read_fails(tmp_path: Path, source, lost):
     """No property is contradicted: where calls are, the session branches, and nothing is compared."""
     folder, template = write_toy_model(tmp_path), tmp_path / "unreadable.jinja"
-    template.write_text(UNREADABLE, encoding="utf-8")
+    template.write_text(source, encoding="utf-8")
 
     ended = harness("verify", "tokens", "--tokenizer", str(folder), "--template", str(template))
 
     assert [line for line in ended.stdout.splitlines() if line.startswith("FAIL")] == []
-    assert (ended.code, "fault" in ended.stdout) == (1, True)
+    assert (ended.code, f"fault        {lost} cannot be read" in ended.stdout) == (1, True)
 
 
 @pytest.mark.parametrize("shards", [(), ("--shards", "2", "--store", "stores")])

@@ -1,12 +1,13 @@
 """JSON, msgpack and plain values read as types, in any thread.
 
 msgspec examines a class when it first decodes it. If a second thread decodes that class meanwhile, msgspec (0.22 at
-least) reads unfinished memory and the process dies with SIGSEGV. So one thread at a time examines, and no function
-calls msgspec with a type directly. A decoder at the top level of a module is safe: one thread imports.
+least) reads unfinished memory and the process dies with SIGSEGV. So one thread at a time examines, and no other module
+gives msgspec a type.
 """
 
 import threading
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -16,7 +17,11 @@ _json_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
-def json_decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
+@overload
+def json_decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]: ...
+@overload
+def json_decoder(kind: UnionType) -> msgspec.json.Decoder[Any]: ...
+def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """Return the decoder of `kind`."""
     if kind not in _json_decoders:
         with _examining:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import decode_json
 from harness.dialects.model_request import RecordedText
 from harness.errors import MalformedRequest
@@ -65,8 +66,8 @@ class _ToolResult(_BodyPart, tag="tool_result"):
 
 _Block = _TextBlock | _Thinking | _RedactedThinking | _ToolUse | _ToolResult
 
-_content_decoder = msgspec.json.Decoder(str | list[_Block] | None)
-_system_decoder = msgspec.json.Decoder(str | list[_TextBlock] | None)
+_content_decoder = json_decoder(str | list[_Block] | None)
+_system_decoder = json_decoder(str | list[_TextBlock] | None)
 
 
 class Unit(NamedTuple):

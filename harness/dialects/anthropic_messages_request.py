@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.anthropic_blocks import BlockReader, WireMessage, units_of
 from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, BodyDecoder, Settings, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
@@ -89,7 +90,7 @@ _TOOL_MODES: Mapping[str, ToolMode] = {
 
 _decoder = BodyDecoder(_MessagesBody, ignored=(*_SETTINGS, *_MEANINGLESS))
 _config_decoder = BodyDecoder(_OutputConfig)
-_tool_decoder = msgspec.json.Decoder(_MessagesTool)
+_tool_decoder = json_decoder(_MessagesTool)
 
 
 def parse_request(

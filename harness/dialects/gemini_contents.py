@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.gemini_spelling import respell
 from harness.dialects.ignored import NULL
 from harness.dialects.json_values import check_json, decode_json
@@ -61,7 +62,7 @@ class _GeminiPart(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
 
 
 _Placed = tuple[str, _GeminiPart]
-_part_decoder = msgspec.json.Decoder(_GeminiPart)
+_part_decoder = json_decoder(_GeminiPart)
 
 
 @dataclass(frozen=True, slots=True)

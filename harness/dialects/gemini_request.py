@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.gemini_contents import WireContent, read_unit, units_of
 from harness.dialects.gemini_spelling import camel, json_schema, respell, snake
 from harness.dialects.ignored import LONGEST_NOTE, MOST_NOTED, NULL, REFUSED, BodyDecoder, find_ignored, note_ignored
@@ -109,9 +110,9 @@ _generation_decoder = BodyDecoder(_GenerationConfig, snake)
 _thinking_decoder = BodyDecoder(_ThinkingConfig, snake)
 _tool_config_decoder = BodyDecoder(_ToolConfig, snake)
 _choice_decoder = BodyDecoder(_FunctionCalling, snake)
-_tool_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw] | None)
-_function_decoder = msgspec.json.Decoder(_Declaration)
+_tool_decoder = json_decoder(dict[str, msgspec.Raw])
+_list_decoder = json_decoder(list[msgspec.Raw] | None)
+_function_decoder = json_decoder(_Declaration)
 
 
 def parse_request(
@@ -212,9 +213,8 @@ def _group_tools(raws: Sequence[msgspec.Raw], limits: RequestLimits) -> dict[str
     for number, raw in enumerate(raws):
         for name, value in decode_json(_tool_decoder, raw, f"tools[{number}]").items():
             if camel(name) == _FUNCTIONS:
-                found.setdefault(_FUNCTIONS, []).extend(
-                    decode_json(_list_decoder, value, f"tools[{number}].{name}") or ()
-                )
+                declared: list[msgspec.Raw] | None = decode_json(_list_decoder, value, f"tools[{number}].{name}")
+                found.setdefault(_FUNCTIONS, []).extend(declared or ())
             elif value != NULL:
                 found[name[:LONGEST_NOTE]] = []
     return found

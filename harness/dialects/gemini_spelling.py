@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import decode_json
 
 _MADE_UP = frozenset(
@@ -13,8 +14,8 @@ _MADE_UP = frozenset(
 _LEVELS = 8
 _COUNTS = frozenset(("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"))
 
-_object_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
+_object_decoder = json_decoder(dict[str, msgspec.Raw])
+_list_decoder = json_decoder(list[msgspec.Raw])
 
 
 def camel(name: str) -> str:

@@ -73,8 +73,8 @@ Settings = Mapping[str, tuple[bytes, ...]]
 """Ignored settings, with the values at which nothing is ignored."""
 
 _T = TypeVar("_T", bound=msgspec.Struct)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_value_decoder = msgspec.json.Decoder(Any)
+_fields_decoder = json_decoder(dict[str, msgspec.Raw])
+_value_decoder = json_decoder(Any)
 
 
 class BodyDecoder(Generic[_T]):

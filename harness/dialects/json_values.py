@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.request_limits import RequestLimits
 from harness.errors import MalformedRequest, OverLimit
 
@@ -16,7 +17,7 @@ _T = TypeVar("_T")
 
 _INTEGERS = range(-(2**63), 2**64)
 
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_object_decoder = json_decoder(dict[str, Any])
 
 
 def decode_json(decoder: msgspec.json.Decoder[_T], content: bytes | msgspec.Raw, within: str = "") -> _T:

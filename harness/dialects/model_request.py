@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self, TypeVar, overload
 import msgspec
 from msgspec.structs import replace
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.request_limits import RequestLimits
 from harness.dialects.sse import MEDIA_TYPE
@@ -35,7 +36,7 @@ _NAMES_SHOWN = 8
 _NAME_SHOWN = 64  # characters
 _NO_ARGUMENTS = (b"{}", b"null", b'""', b'" "')
 
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
+_object_decoder = json_decoder(dict[str, Any])
 
 
 class ToolMode(StrEnum):

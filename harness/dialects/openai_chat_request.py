@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.ignored import LONGEST_NOTE, NULL, REFUSED, BodyDecoder, Settings, find_ignored, note_ignored
 from harness.dialects.json_values import check_bounds, check_json, decode_json, decode_schema
 from harness.dialects.known_beginning import BodyWithMessages, decode_body
@@ -165,11 +166,11 @@ _REFUSED_IN_MESSAGES: Mapping[str, str] = {
 }
 _decoder = BodyDecoder(_ChatBody, ignored=(*_SETTINGS, *_MEANINGLESS))
 _reasoning_decoder = BodyDecoder(_Effort)
-_message_decoder = msgspec.json.Decoder(_WireMessage)
-_tool_decoder = msgspec.json.Decoder(_Tool)
-_object_decoder = msgspec.json.Decoder(dict[str, Any])
-_text_decoder: msgspec.json.Decoder[str | None] = msgspec.json.Decoder(str | None)
-_details_decoder: msgspec.json.Decoder[list[_Detail] | None] = msgspec.json.Decoder(list[_Detail] | None)
+_message_decoder = json_decoder(_WireMessage)
+_tool_decoder = json_decoder(_Tool)
+_object_decoder = json_decoder(dict[str, Any])
+_text_decoder: msgspec.json.Decoder[str | None] = json_decoder(str | None)
+_details_decoder: msgspec.json.Decoder[list[_Detail] | None] = json_decoder(list[_Detail] | None)
 
 
 def parse_request(

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import RecordedText, said_arguments
 from harness.dialects.openai_responses_tools import (
@@ -84,14 +85,14 @@ _ITEM_ID = re.compile(r"(rs|msg|fc|ctc|lsh)_([0-9a-f]+)(?:_(0|[1-9][0-9]{0,5}))?
 _ITEM_TYPES = {"rs": "reasoning", "msg": "message", **dict(zip(("fc", "ctc", "lsh"), _CALLS, strict=True))}
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
-_head_decoder = msgspec.json.Decoder(_ItemHead)
-_message_decoder = msgspec.json.Decoder(_Message)
-_reasoning_decoder = msgspec.json.Decoder(_ReasoningItem)
-_result_decoder = msgspec.json.Decoder(_Result)
+_head_decoder = json_decoder(_ItemHead)
+_message_decoder = json_decoder(_Message)
+_reasoning_decoder = json_decoder(_ReasoningItem)
+_result_decoder = json_decoder(_Result)
 _call_decoders: Mapping[str, msgspec.json.Decoder[Any]] = {
-    "function_call": msgspec.json.Decoder(_FunctionCall),
-    "custom_tool_call": msgspec.json.Decoder(_CustomCall),
-    "local_shell_call": msgspec.json.Decoder(_ShellCall),
+    "function_call": json_decoder(_FunctionCall),
+    "custom_tool_call": json_decoder(_CustomCall),
+    "local_shell_call": json_decoder(_ShellCall),
 }
 
 

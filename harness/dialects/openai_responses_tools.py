@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.dialects.json_values import check_json, decode_json
 from harness.dialects.model_request import function_tool
 from harness.dialects.request_limits import RequestLimits, utf8_bytes
@@ -74,9 +75,9 @@ class _Custom(msgspec.Struct):
     format: _ToolFormat = msgspec.field(default_factory=_ToolFormat)
 
 
-_head_decoder = msgspec.json.Decoder(_ToolHead)
-_function_decoder = msgspec.json.Decoder(_Function)
-_custom_decoder = msgspec.json.Decoder(_Custom)
+_head_decoder = json_decoder(_ToolHead)
+_function_decoder = json_decoder(_Function)
+_custom_decoder = json_decoder(_Custom)
 
 
 class _Offered(NamedTuple):

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.machine import peer_process
 from harness.machine.peer_process import Ends, PeerProcess
 
 LOOK_S = 5.0
 
 _SOCKETS = Path("/proc/net/tcp")
-_answers = msgspec.json.Decoder(list[PeerProcess | None])
+_answers = json_decoder(list[PeerProcess | None])
 
 
 @dataclass(slots=True)

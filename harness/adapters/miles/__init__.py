@@ -7,8 +7,8 @@
 Agent modules export `abort` for miles; programs that outlive miles call `close`. See docs/embedding.md.
 """
 
+from harness.adapters.miles.convert import convert
 from harness.adapters.miles.generate import Generate, RolloutFn, abort, close
-from harness.adapters.miles.samples import convert
 from harness.adapters.step_reports import log_rollout
 
 __all__ = ["Generate", "RolloutFn", "abort", "close", "convert", "log_rollout"]

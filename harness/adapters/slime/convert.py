@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from harness.adapters.miles.samples import complete_columns, proximal_columns
+from harness.adapters.miles.convert import complete_columns, proximal_columns
 from harness.errors import AdapterError
 from harness.types import Json
 

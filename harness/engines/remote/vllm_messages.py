@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.types import VersionSpan
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
@@ -28,8 +29,8 @@ PromptEntries = list[msgspec.Raw]
 
 NO_ENTRIES = msgspec.Raw(b"null")
 
-decode_entries = msgspec.json.Decoder(PromptEntries | None).decode
-decode_entry = msgspec.json.Decoder(dict[TokenId, PromptEntry] | None).decode
+decode_entries = json_decoder(PromptEntries | None).decode
+decode_entry = json_decoder(dict[TokenId, PromptEntry] | None).decode
 
 
 class Alternative(msgspec.Struct, gc=False):

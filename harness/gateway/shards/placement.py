@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from harness.decoding import json_decoder
 from harness.errors import MalformedRequest
 from harness.sessions.shard_ids import find_shard
 
@@ -60,8 +61,8 @@ class _Places(msgspec.Struct):
     inherits: _Earlier | None = None
 
 
-_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_places = msgspec.json.Decoder(_Places)
+_fields = json_decoder(dict[str, msgspec.Raw])
+_places = json_decoder(_Places)
 
 
 def read_wish(body: bytes) -> Wish:

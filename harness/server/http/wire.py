@@ -108,9 +108,9 @@ class CollectRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of the agent; miles sends none to session servers that answer one sample."""
 
 
-_sessions = msgspec.json.Decoder(_CreateSession)
-_scripts = msgspec.json.Decoder(ScriptText | None)
-_metadata_decoder = msgspec.json.Decoder(dict[str, Any])
+_sessions = json_decoder(_CreateSession)
+_scripts = json_decoder(ScriptText | None)
+_metadata_decoder = json_decoder(dict[str, Any])
 _Fields = TypeVar("_Fields", bound=msgspec.Struct)
 
 

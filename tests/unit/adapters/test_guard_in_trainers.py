@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.adapters.areal.workflow import trajectory_columns
+from harness.adapters.areal.trajectory import trajectory_columns
 from harness.adapters.miles.samples import samples_of
 from harness.adapters.verl.output import Room, output_fields
 from harness.samples.rollout import Outcome, OutcomeKind, Rollout

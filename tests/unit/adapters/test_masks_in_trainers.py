@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.adapters.areal.workflow import trajectory_columns
+from harness.adapters.areal.trajectory import trajectory_columns
 from harness.adapters.miles.samples import samples_of
 from harness.adapters.verl.output import Room, output_fields
 from harness.errors import AdapterError

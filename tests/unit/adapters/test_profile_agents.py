@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.adapters.areal.workflow import trajectory_columns
+from harness.adapters.areal.trajectory import trajectory_columns
 from harness.adapters.episodes import Episodes, EpisodeSettings
 from harness.adapters.miles.rollouts import find_agent, make_task
 from harness.adapters.miles.settings import read_settings

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from harness.adapters.miles.samples import COLUMNS, FIELDS
+from harness.adapters.miles.convert import COLUMNS
+from harness.adapters.miles.samples import FIELDS
 from harness.adapters.slime import check_no_aborted, close, convert
 from harness.adapters.slime.convert import METHOD, READ
 from harness.engines.scripted import ScriptedFault, ScriptStep

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from harness.adapters.areal.workflow import trajectory_columns
-from harness.adapters.miles.samples import COLUMNS as MILES_COLUMNS
+from harness.adapters.areal.trajectory import trajectory_columns
+from harness.adapters.miles.convert import COLUMNS as MILES_COLUMNS
 from harness.samples.codec import sample_from_json, sample_to_json, samples_from_tensors, samples_to_tensors
 from harness.samples.columns import COLUMNS, TRAINER_COLUMNS
 from harness.samples.delivery import cut_response

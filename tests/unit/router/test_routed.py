@@ -22,6 +22,7 @@ from tests.builders import toy_template
 from tests.fake_engines.lies import Lie
 from tests.fake_engines.providers import toy_tokenizer
 from tests.fake_engines.workers import PATIENCE_S, FakeGateway, fake_workers, serving_app
+from tests.session_servers.scripted import SAY_NOTHING, canned_server
 from tests.session_servers.served import eventually
 
 CREDENTIALS = (b"authorization", b"x-api-key", b"x-goog-api-key")
@@ -143,12 +144,15 @@ async def test_a_gateway_that_nobody_knows_is_refused() -> None:
 
 
 async def test_an_installation_that_hangs_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An index that does not answer, for example; no sandboxes are left behind."""
+    """By an index that does not answer; no sandboxes are left behind."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
     monkeypatch.setattr(gateway_program_module, "_INSTALL_S", 0.001)
 
-    with pytest.raises(LaneError, match=r"`uv venv .*` did not end within 0\.001 s; .* try again"):
-        await gateway_program("smg", print)
+    async with canned_server(SAY_NOTHING) as index:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+        monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+        with pytest.raises(LaneError, match=r"`uv (venv|pip install) .*` did not end within 0\.001 s; .* try again"):
+            await gateway_program("smg", print)
     assert [path.suffix for path in (tmp_path / "gateways").iterdir()] == [".lock"]
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from harness.errors import LimitReached, PromptTooLong
 from harness.sessions.admission import Limits, TurnPlace, plan_sampling, turn_seed
+from harness.sessions.record import RecordIds, session_record
 from harness.types import SamplingParams, SamplingWishes
 from tests.builders import admit, assistant, finish, new_session, take_turn, user
 
@@ -38,6 +39,15 @@ def test_both_the_wish_and_what_was_used_are_recorded():
     turn = finish(session, admit(session, [user("a")], asked=SamplingWishes(temperature=0.7, max_new_tokens=5)))
 
     assert turn.sampling["asked"] == {"temperature": 0.7, "max_new_tokens": 5}
+    [recorded] = session_record(session)["turns"]
+    assert recorded["sampling"] == turn.sampling
+    assert recorded["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
+    [segment] = recorded["segments"]
+    assert [segment[name] for name in ("request_id", "start", "end", "finish_reason")] == ["0" * 32, 0, 3, "stop"]
+    assert "prompt_ids" not in recorded
+    [recorded] = session_record(session, RecordIds.PROMPTS)["turns"]
+    assert recorded["prompt_ids"] == session.prompt_ids(turn).tolist()
+    assert "context_ids" not in recorded
     assert turn.sampling["used"]["temperature"] == 0.0
     assert turn.sampling["used"]["max_new_tokens"] == 5
 
@@ -155,9 +165,10 @@ def test_turns_and_resamples_have_seeds_of_their_own():
 
 
 def test_another_seed_of_the_session_is_another_seed_of_every_turn():
-    """Samples of a group differ by their session's seed."""
+    """Samples of a group differ by their session's seed, and begin again with the seeds of any other machine."""
     left, right = (seeds_of(new_session(sampling=SamplingWishes(seed=seed)), [MAIN, MORE]) for seed in (1, 2))
 
+    assert [*left.values()] == [3518755916855674384, 4721581009000639127]
     assert set(left.values()).isdisjoint(right.values())
 
 

@@ -80,11 +80,11 @@ def count_comments(files: Iterable[Path]) -> int:
 
 def _add_file(prose: Prose, path: Path, name: str) -> None:
     text = path.read_text(encoding="utf-8")
-    tree = ast.parse(text)
+    nodes = [*ast.walk(ast.parse(text))]
     lines, before = text.count("\n"), prose.words
     prose.lines += lines
-    prose.classes.update(node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    for node, doc in _docstrings(tree):
+    prose.classes.update(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    for node, doc in _docstrings(nodes):
         _add_docstring(prose, node, doc, f"{name}:{getattr(node, 'lineno', 1)}")
     if lines > _LONG_FILE:
         prose.dense.append((1000 * (prose.words - before) // lines, name))
@@ -106,9 +106,9 @@ def _is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("property" in ast.unparse(each) for each in node.decorator_list)
 
 
-def _docstrings(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, str]]:
     """Docstrings, and the texts below attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if text := ast.get_docstring(node):
                 yield node, text

@@ -29,15 +29,14 @@ NAMES = """
 from harness import AgentTask, FunctionAgent, ProgramAgent, SessionManager, WeightUpdater, abort_rollout, paused_rollout
 from harness import Outcome, Rollout, Sample, SessionServerAddress, read_samples
 from harness.training import Collector, Pack, SegmentMaker, SessionSource, StepPipeline
+import harness.adapters.areal.workflow, harness.adapters.miles.generate
+import harness.adapters.slime.convert, harness.adapters.verl.agent_loop
 """
 
-ADAPTERS = ("areal.workflow", "miles.generate", "slime.convert", "verl.agent_loop")
 
-
-@pytest.mark.parametrize("code", [NAMES, *(f"import harness.adapters.{each}" for each in ADAPTERS)])
-def test_a_trainer_imports_with_few_packages(code: str) -> None:
+def test_a_trainer_imports_with_few_packages() -> None:
     """Any other package is missing: no web framework, tokenizer, validator or second HTTP client."""
-    subprocess.run([sys.executable, "-c", BLOCK + code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", BLOCK + NAMES], check=True, timeout=200)
 
 
 def test_a_missing_package_is_named_with_its_extra() -> None:

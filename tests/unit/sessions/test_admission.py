@@ -41,6 +41,7 @@ def test_both_the_wish_and_what_was_used_are_recorded():
     assert turn.sampling["asked"] == {"temperature": 0.7, "max_new_tokens": 5}
     [recorded] = session_record(session)["turns"]
     assert recorded["sampling"] == turn.sampling
+    assert (recorded["prompt_length"], recorded["discarded"], recorded["unknown"]) == (7, [], [])
     assert recorded["weight_versions"] == [{"version": "0", "start": 0, "end": 3}]
     [segment] = recorded["segments"]
     assert [segment[name] for name in ("request_id", "start", "end", "finish_reason")] == ["0" * 32, 0, 3, "stop"]

@@ -337,7 +337,8 @@ async def test_hooks_that_are_told_elsewhere_have_heard_before_the_next_step(tmp
     heard = []
 
     async def tell(word):
-        await asyncio.sleep(0.05)
+        for _ in range(20):
+            await asyncio.sleep(0)
         heard.append(word)
 
     async def ask():

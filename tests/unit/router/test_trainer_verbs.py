@@ -482,5 +482,6 @@ async def test_parts_of_weights_are_swept_for_once_under_a_drain(monkeypatch: py
             await router.verb("/update_weights_from_distributed")
             router.pass_time(1)
             await asyncio.sleep(0.05)
+        await eventually(lambda: bool(sweeps))
 
     assert len(sweeps) == 1

@@ -8,7 +8,7 @@ BUDGETS = {
     "functions that do not begin with a verb": 0,
     "banned words": 0,
     "class names used twice": 2,
-    "lines": 71_663,
+    "lines": 71_410,
 }
 
 

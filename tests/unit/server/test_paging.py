@@ -57,11 +57,12 @@ async def converse(client: Client, session: Served, turns: int) -> list[Any]:
 
 
 async def delivered(client: Client, session: Served, turns: int) -> None:
-    """Return when so many answers have been handed over, in memory and in the file."""
+    """Return when so many answers have been handed over, in memory and in the file, and no call uses the session."""
     held = client.server.sessions.in_memory(session.session_id)
     assert held is not None
     await eventually(lambda: sum(turn.delivered for turn in held.turns) == turns)
     await client.server._turns.store.set_phase(held)  # behind the notes
+    await eventually(lambda: not client.server.sessions._held._is_in_use(session.session_id))
 
 
 async def test_a_session_that_is_paged_out_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -99,10 +99,10 @@ types: setup-dev
 layers: setup-dev
 	$(PY) -c "import sys; from importlinter.cli import lint_imports_command; sys.exit(lint_imports_command())"
 
-# A fifth of the random examples. Five workers keep two cores busy, because a test waits for servers, processes and clocks
+# A fifth of the random examples. Eight workers keep two cores busy, because a test waits for servers, processes and clocks
 # longer than it computes, and a worker has to collect all tests first; more threads of torch would only wait for each other.
 unit: setup-dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 5 -q --hypothesis-profile=check -m "not model and not agent and not browser" tests/unit
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 8 -q --hypothesis-profile=check -m "not model and not agent and not browser" tests/unit
 
 pytest: setup-dev
 	$(PY) -m pytest $(PYTEST_ARGS)

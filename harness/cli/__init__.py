@@ -1,1 +1,1 @@
-"""The `harness` command, a module or folder per subcommand; imports others inside functions. Start with `main.py`."""
+"""The `harness` command, its subcommands by kind; imports other rooms inside functions. Start with `main.py`."""

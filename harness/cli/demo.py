@@ -1,8 +1,8 @@
-"""`harness demo`: the harness in ten seconds, with nothing but the base install.
+"""`harness demo` and `init`: the harness in ten seconds, and a scenario to begin with, in the base install.
 
 The scripted engine plays the guessing game of the quickstart. The last session is aborted in the middle of a turn, and
 a fresh agent resumes it: recorded turns are answered from the record, and the aborted one continues from its tokens.
-The store is left for `harness show`. `harness init` copies the bundled scenario `starter`, which runs as it is.
+The store is left for `harness show`. `init` copies the bundled scenario `starter`, which runs as it is.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from harness._version import __version__
-from harness.cli import demo, engine, output, shipped, verify
+from harness.cli import demo, output, shipped, this_machine, verify
 from harness.cli.installation import doctor
 from harness.cli.look import reports, show
 from harness.cli.operate import ctl, sessions
@@ -137,8 +137,8 @@ _PANELS: Mapping[str, Mapping[str, Callable[..., object] | typer.Typer]] = {
         "scenario": shipped.scenario_app,
         "agent": shipped.agent_app,
         "model": shipped.model_app,
-        "engine": engine.engine_app,
-        "sandboxes": engine.sandboxes_app,
+        "engine": this_machine.engine_app,
+        "sandboxes": this_machine.sandboxes_app,
         "verify": verify.app,
     },
 }

@@ -1,1 +1,1 @@
-"""Commands that play rollouts: run, train, exec. They use the suite. Start with `run.py`."""
+"""Commands that play rollouts: run, train, exec, fork, replay. They use the suite. Start with `run.py`."""

@@ -84,7 +84,8 @@ async def _install(spec: LaneSpec, say: Say) -> Path:
 def _spawn(spec: LaneSpec, python: Path, watchdog: Watchdog | None) -> Lane:
     with hold_lock(_directory() / "lock"):  # no two lanes may share a name and its folder
         # An engine binds its port a minute later. The system gives higher ones to others meanwhile.
-        port = spec.port or next(n for n in SystemRandom().sample(range(20_000, 32_768), 1000) if not _refusal_of(n))
+        ports = [spec.port] if spec.port else SystemRandom().sample(range(20_000, 32_768), 1000)
+        port = next((each for each in ports if not _refusal_of(each)), ports[0])
         _require_unused(name := f"{spec.engine}-{port}", port)
         folder = new_folder(_directory(), name)
         is_ours = spec.engine is LaneEngine.LOCAL

@@ -55,8 +55,7 @@ def perturb_checkpoint(
     """Copy the model in `source` to `target`, its weights moved by `noise` standard deviations, and return `target`.
 
     Noise in proportion to each tensor's own spread keeps the model what it is and moves every logprob. The same folder,
-    number and noise give the same checkpoint.
-    `number` chooses the direction. Raises `ModelError` if `source` has no weights.
+    `number` (its direction) and `noise` give the same checkpoint. Raises `ModelError` if `source` has no weights.
     """
     files = sorted(source.glob("*.safetensors"))
     if not files:

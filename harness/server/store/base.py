@@ -154,7 +154,7 @@ class MemoryStore:
     async def __aenter__(self) -> Self:
         return self
 
-    async def _keep(self, *_: object) -> None:
+    async def _keep(self, *_: object, **__: object) -> None:
         """Do nothing: the server has the sessions, their heirs, the holds and the labels."""
 
     create = take_over = commit = keep_scores = keep_teaching = set_phase = outline = find_heir = _keep

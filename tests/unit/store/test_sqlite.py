@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import json
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ from msgspec import structs
 
 from harness.errors import EngineUnavailable, HarnessError, StoreError
 from harness.samples.delivery import Selection
-from harness.server.store.base import LoadedSessions
+from harness.server.store.base import LoadedSessions, MemoryStore, SessionStore
 from harness.server.store.sqlite import (
     SQLiteStore,
     count_generated,
@@ -41,6 +42,14 @@ RICH = SessionConfig(
     selection=Selection.ONE,
     script=(Step((3, 4, 2), ends_turn=True), Step((5,), ends_turn=False)),
 )
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SQLiteStore])
+def test_a_store_takes_the_arguments_of_the_contract_by_name(store):
+    for name, method in inspect.getmembers(SessionStore, inspect.isfunction):
+        if not name.startswith("_"):
+            wanted = inspect.signature(method).parameters
+            inspect.signature(getattr(store, name)).bind(**dict.fromkeys(wanted, None))
 
 
 def numbered(number: int, config: SessionConfig | None = None) -> Session:

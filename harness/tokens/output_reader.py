@@ -25,9 +25,9 @@ _SIGNS: Mapping[tuple[str, ...], CallSyntax] = {
 """Texts that reveal a template's syntax. The first row that fits decides."""
 
 
-def call_syntax_of(template_source: str) -> CallSyntax:
-    """Return the syntax in which a template renders calls, or Hermes if none is known."""
-    fitting = (syntax for signs, syntax in _SIGNS.items() if all(sign in template_source for sign in signs))
+def call_syntax_of(*texts: str) -> CallSyntax:
+    """Return the syntax that the first of a template's `texts` reveals, or Hermes if none does."""
+    fitting = (each for text in texts for signs, each in _SIGNS.items() if all(sign in text for sign in signs))
     return next(fitting, HERMES)
 
 

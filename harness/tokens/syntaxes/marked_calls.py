@@ -64,7 +64,7 @@ class MarkedCalls(CallSyntax):
 def _read_json(_: Types, block: str, read: Callable[[object], ToolCall | None] = call_of) -> list[ToolCall | None]:
     value = decode_json(block)
     if value is None:
-        value = decode_json(f"[{block.strip().replace(chr(10), ',')}]")  # MiniMax-M1: a call a line
+        value = [decode_json(line) for line in block.strip().split("\n")]  # MiniMax-M1: a call a line
     return [read(each) for each in (value if isinstance(value, list) else [value])]
 
 
@@ -108,7 +108,7 @@ class _Tags:
     def read(self, types: Types, block: str) -> list[ToolCall | None]:
         call, value = re.compile(self.call), re.compile(self.value)
         calls: list[ToolCall | None] = []
-        position = _skip(block, 0)
+        block, position = block.strip(), 0
         while position < len(block):
             if (called := call.match(block, position)) is None:
                 return []
@@ -122,8 +122,8 @@ class _Tags:
                     return []
                 text = text.removeprefix(self.padding).removesuffix(self.padding)
                 kind = begin.groups()[1:]
-                decoded = decode_json(text) if kind == ("false",) else None
-                typed = of_tool.read(name, text) if decoded is None else decoded
+                is_json = kind == ("false",) and (text.strip() == "null" or decode_json(text) is not None)
+                typed = decode_json(text) if is_json else of_tool.read(name, text)
                 arguments[name] = text if kind == ("true",) else typed
                 position = _skip(block, end + len(self.value_end))
             if not block.startswith(self.call_end, position):
@@ -165,10 +165,10 @@ _READ_COHERE = partial(_read_json, read=partial(call_of, beside=("tool_call_id",
 _READ_PAIRS = partial(_read_json, read=_read_pair)
 _READ_FENCED = _headed(rf"function{_SEPARATOR}([^\n]+)\n```json\n(.*)\n```")
 _READ_PLAIN = _headed(rf"([^\n]+?){_SEPARATOR}(.*)")
-_READ_KIMI = _headed(r"\s*functions\.(\S+):\d+\s*<\|tool_call_argument_begin\|>(.*)")
+_READ_KIMI = _headed(r"\s*functions\.(\S+?):\d+\s*<\|tool_call_argument_begin\|>(.*)")
 _READ_GEMMA = _headed(r"call:([^\s{]+)(\{.*\})", _decode_gemma)
 _XML = _Tags(r"<function=([^>\n]+)>", r"<parameter=([^>\n]+)>", "</parameter>", "</function>", padding="\n")
-_PAIRS = _Tags(r"([^\s<]+)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", "</arg_value>", "")
+_PAIRS = _Tags(r"\A([^\s<{]+)", r"<arg_key>([^<]+)</arg_key>\s*<arg_value>", "</arg_value>", "")
 HERMES = MarkedCalls("hermes", "<tool_call>", "</tool_call>", f"\n{_NAME}", _ARGUMENTS, _read_json)
 LISTED = MarkedCalls("listed", "<tool_calls>", "</tool_calls>", f"[{_NAME}", _ARGUMENTS, _READ_LIST)
 NEMOTRON = replace(LISTED, name="nemotron", begin="<TOOLCALL>", end="</TOOLCALL>")

@@ -63,7 +63,7 @@ class ChatTemplateTokenizer:
         self._bound = lru_cache(MOST_BOUND)(self._bind)
         self.end_ids = self._find_ends()
         """Ids that the template writes after answers. A model may also end them with others."""
-        self._reader = self._open_reader(syntax := call_syntax_of(template.text + self._written_calls()[1]))
+        self._reader = self._open_reader(syntax := call_syntax_of(self._written_calls()[1], template.text))
         known = () if syntax is HERMES else syntax.markers  # Hermes is the default for an unknown syntax, too
         begin = self._call_marker() if self.form.shows_calls and not self.reads_calls else None
         if begin is not None and begin not in known:

@@ -512,6 +512,14 @@ def test_a_family_that_loses_tools_says_so(source, faults):
     assert [fault.partition(":")[0] for fault in described.faults] == faults
 
 
+@pytest.mark.parametrize("mentioned", ["<|tool_call>", "<TOOLCALL>", "<arg_key>", "<function=<parameter="])
+def test_a_marker_that_a_template_only_mentions_decides_no_syntax(mentioned):
+    """As in a prompt that forbids another family's calls."""
+    chat = ChatTemplateTokenizer(toy_tokenizer(), JinjaTemplate(f"{toy_template().template.text}{{# {mentioned} #}}"))
+
+    assert (chat.describe().call_syntax, chat.describe().faults) == ("hermes", ())
+
+
 def thinking(written: str, prompt: str = "") -> ChatTemplateTokenizer:
     """A family whose answers are `written` and whose prompts go on with `prompt`."""
     source = (

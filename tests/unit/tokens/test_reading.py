@@ -433,6 +433,14 @@ def test_a_required_call_begins_as_its_family_writes_it(syntax, rest):
     assert reader.read(output, [tool("now")]) == ParsedOutput("", (ToolCall("now", "{}"),))
 
 
+def test_an_argument_that_quotes_a_head_belongs_to_its_call():
+    quoting = f'{{"b":"functions.now:1{KIMI_ARGUMENTS}{{}}"}}'
+
+    [called] = read(f"{KIMI.begin}functions.add:0{KIMI_ARGUMENTS}{quoting}{KIMI.end}", KIMI).tool_calls
+
+    assert (called.name, json.loads(called.arguments)) == ("add", json.loads(quoting))
+
+
 def test_a_value_that_says_whether_it_is_text_is_what_it_says():
     """DeepSeek V3.2's, also of parameters that the schema lacks."""
     said = invoked(DSML, ' string="false"')
@@ -440,7 +448,7 @@ def test_a_value_that_says_whether_it_is_text_is_what_it_says():
 
     [called, _] = read(f"{DSML_CALLS.begin}{said}{DSML_CALLS.end}", DSML_CALLS, tools=tools).tool_calls
 
-    assert {name: json.loads(called.arguments)[name] for name in ("a", "b", "free")} == {"a": 1, "b": "1", "free": [1]}
+    assert json.loads(called.arguments) == SAID
 
 
 FINAL = "<|channel|>final<|message|>yes<|return|>"
@@ -553,6 +561,12 @@ def test_other_families_have_their_own_syntax(text, syntax, parsed):
         ('[TOOL_CALLS]add[ARGS]{"a": {"b": 1, "b": 2}}', MistralNamed()),
         (f"{BEGIN}{CALL_BEGIN}{DEEPSEEK_CALL}", DEEPSEEK),
         (f"{BEGIN}{CALL_BEGIN}add{CALL_END}{END}", DEEPSEEK),
+        ('<tool_call>{"name": "add", "arguments": {"b": "x\ny"}}</tool_call>', HERMES),
+        ('<tool_call>{"name": "add"\n"arguments": {"b": "x"}}</tool_call>', HERMES),
+        ('<tool_calls>{"name": "add", "arguments": {}}\nand so on</tool_calls>', LISTED),
+        ("<tool_call>I do not need it</tool_call>", GLM),
+        ("<tool_call>add\nsub</tool_call>", GLM),
+        ('<tool_call>{"name":"add","arguments":{}}</tool_call>', GLM),
     ],
 )
 def test_their_malformed_calls_are_content_and_said_so(text, syntax):
